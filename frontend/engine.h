@@ -1,0 +1,100 @@
+/* The engine thread: scheduler, link to the worker, drain of its results.
+ *
+ * HTTP code submits requests and gets events; it never sees plans, pages or the worker.  All public
+ * functions may be called from any thread; events are delivered on the engine thread and must not
+ * block (they push to a loop's queue). */
+#ifndef FRONTEND_ENGINE_H
+#define FRONTEND_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/err.h"
+#include "proto/hello.h"
+#include "proto/plan.h"
+#include "proto/result.h"
+
+struct engine;
+
+enum engine_event_kind {
+    ENGINE_EVENT_ADMITTED,        /* prompt accepted by the worker: reused_tokens */
+    ENGINE_EVENT_TOKEN,           /* one output token, with logprobs if asked for */
+    ENGINE_EVENT_PROMPT_LOGPROBS, /* of one prompt position, in order */
+    ENGINE_EVENT_FINISHED,        /* last event: reason */
+    ENGINE_EVENT_FAILED,          /* last event: code and text */
+};
+
+struct engine_event {
+    enum engine_event_kind kind;
+    uint64_t request_id;
+    uint64_t time_ns;
+    uint32_t token;
+    uint32_t position;
+    float logprob; /* rank 0: not asked for */
+    uint32_t rank;
+    uint32_t pair_count;
+    const uint32_t *ids;   /* [pair_count], borrowed during the call */
+    const float *logprobs; /* [pair_count] */
+    uint32_t reused_tokens;
+    enum result_finish reason;
+    enum err_code code;
+    const char *text; /* borrowed during the call */
+};
+
+/* Engine thread.  Exactly one FINISHED or FAILED ends each submitted request. */
+typedef void (*engine_event_fn)(void *owner, const struct engine_event *event);
+
+struct engine_request {
+    struct plan_admit admit; /* seq_id is set by the scheduler; arrays are copied by submit */
+    int32_t priority;        /* lower runs first; 0 default */
+    uint64_t deadline_ns;    /* monotonic; 0 none */
+    engine_event_fn on_event;
+    void *owner;
+};
+
+struct engine_options {
+    const char *run_dir; /* borrowed */
+    const char *name;
+    uint32_t max_queue;       /* waiting requests */
+    uint32_t max_step_tokens; /* token budget of a step; 0: the worker's limit */
+    uint32_t pipeline_depth;  /* 0: the worker's */
+};
+
+ERR_NODISCARD enum err_code engine_create(const struct engine_options *options,
+                                          struct engine **out_engine, struct err *err);
+/* Cancels what runs, stops the thread. */
+void engine_destroy(struct engine *engine);
+
+/* Errors: ERR_BUSY (queue full), ERR_CLOSED (no worker), ERR_LIMIT (can never fit; names both
+ * values), ERR_ARGUMENT.  No event is delivered after an error.  *out_request_id is set before the
+ * first event. */
+ERR_NODISCARD enum err_code engine_submit(struct engine *engine,
+                                          const struct engine_request *request,
+                                          uint64_t *out_request_id, struct err *err);
+
+/* FINISHED(CANCEL) follows unless the request has ended already; unknown ids are ignored. */
+void engine_cancel(struct engine *engine, uint64_t request_id);
+
+/* A snapshot for /metrics, /ready and validation. */
+struct engine_status {
+    bool is_attached;
+    bool is_ready; /* a STEP_DONE or PONG younger than 2 s */
+    struct hello_welcome
+        welcome; /* texts borrowed from the engine until engine_destroy; last known */
+    uint32_t waiting_requests;
+    uint32_t running_requests;
+    struct result_figures figures;
+    uint64_t requests_arrived;
+    uint64_t requests_finished[4]; /* by enum result_finish */
+    uint64_t requests_failed;
+    uint64_t requests_rejected;
+    uint64_t prompt_tokens;
+    uint64_t output_tokens;
+    uint64_t steps;
+    uint64_t plans_refused;
+    uint64_t records_stale;
+    uint64_t worker_attaches;
+};
+void engine_get_status(struct engine *engine, struct engine_status *out_status);
+
+#endif

@@ -1,0 +1,56 @@
+/* Test tables: a test file lists its functions, test_main runs them and prints the closing line.
+ *
+ * Exit 0 all passed, 1 some failed, 77 all skipped.  A check that fails ends its test at once. */
+#ifndef TESTS_TESTLIB_TEST_H
+#define TESTS_TESTLIB_TEST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef NDEBUG
+#error "tests need assert: build without NDEBUG"
+#endif
+
+struct test_case {
+    const char *name;
+    void (*run)(void);
+};
+
+#define TEST(function)      \
+    {                       \
+#function, function \
+    }
+
+/* Runs each case (or those whose name contains argv[1]); prints the closing line. */
+int test_main(int argc, char **argv, const struct test_case *cases, size_t case_count);
+
+/* Ends the running test as failed or skipped; does not return. */
+_Noreturn void test_fail(const char *file, int line, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+_Noreturn void test_skip(const char *reason);
+
+#define test_true(cond)                                          \
+    do {                                                         \
+        if (!(cond)) {                                           \
+            test_fail(__FILE__, __LINE__, "%s is false", #cond); \
+        }                                                        \
+    } while (0)
+
+#define test_eq_u64(got, want) test_check_eq_u64(__FILE__, __LINE__, #got, (got), (want))
+#define test_eq_str(got, want) test_check_eq_str(__FILE__, __LINE__, #got, (got), (want))
+/* An enum err_code with its struct err: prints the message where it is not ERR_OK. */
+#define test_ok(call, err_at) test_check_ok(__FILE__, __LINE__, #call, (call), (err_at))
+
+struct err;
+void test_check_eq_u64(const char *file, int line, const char *what, uint64_t got, uint64_t want);
+void test_check_eq_str(const char *file, int line, const char *what, const char *got,
+                       const char *want);
+void test_check_ok(const char *file, int line, const char *what, int code, const struct err *err);
+
+/* Seeded numbers for property tests: splitmix64. */
+uint64_t test_random(uint64_t *state);
+
+/* Directory of golden data, from the build (the tests/golden folder of the source tree). */
+const char *test_golden_dir(void);
+
+#endif
