@@ -37,7 +37,7 @@ struct runner_limits {
 /* One row of a step, in plan order. */
 struct runner_row {
     uint32_t slot;
-    uint32_t start;         /* position of the first token */
+    uint32_t start;         /* position of the first token; a decode row's is on the device */
     uint32_t count;         /* tokens; 1 for a decode row */
     const uint32_t *tokens; /* [count] of a prompt row, borrowed during launch; null for a decode
                                row: its input is the slot's last pick, already on the device */
@@ -102,7 +102,9 @@ struct runner; /* each implementation's state begins with `struct runner super` 
 
 struct runner_table {
     /* Sampler state of a slot for a sequence admitted into it; the whole message is copied.  Ordered
-     * before later launches.  context[0..context_count) are the tokens so far (penalties). */
+     * before later launches and behind earlier ones; clears the stop flag.  Penalties count
+     * prompt[output_start ..] as output.  The slot's length starts at 0; a prompt row sets it to
+     * start + count, so a reused prefix needs patches only. */
     enum err_code (*slot_open)(struct runner *runner, uint32_t slot, const struct plan_admit *admit,
                                struct err *err);
     /* Set the slot's stop flag at once: steps not yet run treat its rows as MASKED. */
@@ -111,8 +113,10 @@ struct runner_table {
     enum err_code (*launch)(struct runner *runner, const struct runner_step *step, struct err *err);
     /* True when the oldest launched step has completed or failed. */
     bool (*is_done)(struct runner *runner);
-    /* Bounded wait for the same; returns early on runner_wake from another thread. */
+    /* Bounded wait for the same; returns early on a wake. */
     bool (*wait)(struct runner *runner, uint64_t deadline_ns);
+    /* Makes a wait in progress, or the next one, return early.  Any thread. */
+    void (*wake)(struct runner *runner);
     /* Result of the oldest launched step, which must be done; removes it. */
     void (*collect)(struct runner *runner, struct runner_result *out_result);
     void (*destroy)(struct runner *runner);
