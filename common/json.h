@@ -2,7 +2,7 @@
  *
  * Only json.c includes jansson.  Values are counted; a child is borrowed from its parent.  A number
  * that is written as an integer but does not fit int64 is kept with its literal text, so that it
- * can be printed in full (json_number_text). */
+ * can be printed in full (json_number_text).  A tree may be read from several threads. */
 #ifndef COMMON_JSON_H
 #define COMMON_JSON_H
 
@@ -26,10 +26,17 @@ enum json_kind {
     JSON_KIND_OBJECT,
 };
 
-/* Duplicate keys are refused, depth is bounded, the text must be UTF-8 and hold one value of any
- * kind.  Errors: ERR_FORMAT with line and column. */
+#define JSON_MAX_DEPTH      512
+#define JSON_MAX_CONTAINERS (1u << 20) /* arrays and objects: some 300 bytes each, from 2 of text */
+
+/* Strict RFC 8259: duplicate keys are refused, depth is bounded (max_depth, at most JSON_MAX_DEPTH;
+ * a lone scalar has depth 0), the text must be UTF-8 and hold one value of any kind.  \u0000 is
+ * allowed in text and refused in keys; so are half surrogate pairs anywhere and numbers that are
+ * infinite as a double.  Linear in byte_count; text need not be terminated and is not kept.
+ * Errors: ERR_FORMAT with line and column, ERR_LIMIT (depth, containers). */
 ERR_NODISCARD enum err_code json_parse(const char *text, size_t byte_count, uint32_t max_depth,
                                        struct json_t **out_value, struct err *err);
+/* max_depth is JSON_MAX_DEPTH.  Errors: also ERR_NOT_FOUND, ERR_SYSTEM, ERR_LIMIT; names path. */
 ERR_NODISCARD enum err_code json_parse_file(const char *path, size_t max_bytes,
                                             struct json_t **out_value, struct err *err);
 void json_release(struct json_t *value); /* null is fine */
@@ -44,8 +51,9 @@ size_t json_count(const struct json_t *value); /* members or elements; 0 for oth
 
 /* Members in the order they were written. */
 struct json_iter {
-    const char *key;      /* zero-terminated */
-    struct json_t *value; /* borrowed */
+    const char *key;             /* zero-terminated */
+    struct json_t *value;        /* borrowed */
+    const struct json_t *object; /* borrowed */
     void *position;
 };
 void json_iter_start(struct json_iter *iter, const struct json_t *object);
@@ -53,7 +61,7 @@ bool json_iter_next(struct json_iter *iter);
 
 /* Values of the right kind only; the caller asked json_kind first. */
 bool json_bool(const struct json_t *value);
-int64_t json_integer(const struct json_t *value);
+int64_t json_int64(const struct json_t *value); /* not json_integer: jansson owns that symbol */
 double json_number(const struct json_t *value); /* INTEGER, BIG_INTEGER or REAL */
 const char *json_text(const struct json_t *value, size_t *out_byte_count);
 const char *json_number_text(const struct json_t *value); /* BIG_INTEGER's literal */
@@ -79,9 +87,11 @@ ERR_NODISCARD enum err_code json_get_text_or(const struct json_t *object, const 
                                              const char *key, const char *default_value,
                                              const char **out_value, struct err *err);
 
-/* Writer: appends JSON text to a buffer; compact, non-ASCII kept. */
+/* Writer: appends JSON text to a buffer; compact, non-ASCII kept.  Text must be UTF-8: bytes that
+ * are not come out as U+FFFD, so that the output always is. */
 void json_put_text(struct buf *out, const char *text, size_t byte_count); /* quoted, escaped */
-void json_put_f64(struct buf *out, double value); /* shortest text that reads back */
+/* Shortest text that reads back, as Python prints it: 1.0, 1e+20, 1e-05.  Not finite: null. */
+void json_put_f64(struct buf *out, double value);
 void json_put_value(struct buf *out, const struct json_t *value);
 
 #endif
