@@ -30,6 +30,15 @@ void buf_reset(struct buf *buf)
     }
 }
 
+void buf_truncate(struct buf *buf, size_t byte_count)
+{
+    assert(byte_count <= buf->used_bytes);
+    buf->used_bytes = byte_count;
+    if (buf->at != NULL) {
+        buf->at[byte_count] = '\0';
+    }
+}
+
 void buf_reserve(struct buf *buf, size_t byte_count)
 {
     size_t need = buf->used_bytes + byte_count + 1;

@@ -20,6 +20,9 @@ void buf_append_text(struct buf *buf, const char *text);
 void buf_append_char(struct buf *buf, char c);
 void buf_printf(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Drop what was appended after the first byte_count bytes; longer is our own bug. */
+void buf_truncate(struct buf *buf, size_t byte_count);
+
 /* Room for byte_count more bytes. */
 void buf_reserve(struct buf *buf, size_t byte_count);
 

@@ -8,6 +8,8 @@
  *   origin     whole pages released from the front (always 0 for global)
  *   resident   pages held now; accounted = origin + resident
  * need = ceil((launched + new) / page) - accounted, exactly; a negative need is a bookkeeping error.
+ * Rows that were held keep pages beyond the launched frontier, up to `reserved`: those are asked for
+ * once only, so need counts from the further of both.
  * Source: design, "Two pools, one account". */
 #ifndef PROTO_ACCOUNT_H
 #define PROTO_ACCOUNT_H
@@ -30,6 +32,7 @@ struct account_family {
 
 struct account {
     uint32_t launched_tokens;
+    uint32_t reserved_tokens; /* furthest launched frontier so far; set by account_launch */
     uint32_t committed_tokens;
     struct account_family local;
     struct account_family global;
@@ -61,12 +64,14 @@ uint32_t account_commit(struct account *account, const struct account_geometry *
 /* Entries of a sliding page table: ceil(window/page) + ceil(max step tokens/page) + 2. */
 uint32_t account_local_table_pages(const struct account_geometry *geometry);
 
-/* Most pages of each family that a sequence of total_tokens, computed in segments of at most
- * step_tokens, ever holds at once. */
+/* Most pages of each family that a sequence of total_tokens ever holds at once, when never more than
+ * step_tokens are launched and not yet committed (all steps in flight together). */
 struct account_need account_peak(const struct account_geometry *geometry, uint32_t total_tokens,
                                  uint32_t step_tokens);
 
-/* Asserts the invariants: frontiers ordered, cover exact.  False names a bookkeeping error. */
+/* The invariants: frontiers ordered, both families cover launched and reserved tokens exactly, local
+ * origin as committed says.  False is a
+ * bookkeeping error. */
 bool account_check(const struct account *account, const struct account_geometry *geometry);
 
 #endif

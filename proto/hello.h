@@ -60,6 +60,9 @@ ERR_NODISCARD enum err_code hello_decode(const void *bytes, size_t byte_count,
                                          struct err *err);
 void hello_dump(const struct hello_message *message, struct buf *out);
 
+/* The table of one message type; null for an unknown type. */
+const struct wire_message *hello_table(uint32_t type);
+
 /* Hash of every message table (plan.def, hello.def), the result layout and proto/limits.h. */
 uint64_t hello_table_hash(void);
 

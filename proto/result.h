@@ -133,6 +133,9 @@ _Static_assert(sizeof(struct result_record) == RESULT_RECORD_BYTES, "one record 
  * Errors: ERR_FORMAT names the field and the value. */
 ERR_NODISCARD enum err_code result_check(const struct result_record *record, struct err *err);
 
+/* Field names, offsets and sizes into the table hash. */
+uint64_t result_hash_layout(uint64_t hash);
+
 /* Records one TOKEN with `logprobs` pairs needs: 1 + ceil(pairs / 9). */
 uint32_t result_records_per_token(uint32_t pair_count);
 

@@ -1,8 +1,11 @@
-/* Tables of message fields, and the encoder and decoder that interpret them.
+/* Tables of message fields, and the encoder and decoder that interpret them (wire.c); dump and hash
+ * are in wire_table.c.
  *
  * A .def file describes each message once; structs, descriptors, bounds checks, text dump and the
  * table hash come from it.  Decoding is strict: an unknown, missing, duplicate or oversized field is
- * an error.  Arrays and texts of a decoded message live in the caller's arena. */
+ * an error, and so is an integer that is negative or too wide, or a float that is not finite.
+ * Integers and floats may be of any width that holds the value.  Arrays and texts of a decoded
+ * message live in the caller's arena: at most 8 bytes per byte received. */
 #ifndef PROTO_WIRE_H
 #define PROTO_WIRE_H
 
@@ -84,7 +87,8 @@ struct wire_message {
     size_t struct_bytes;
 };
 
-/* Append {key: value, ...} of record to out.  ERR_LIMIT names a field over its bound. */
+/* Append {key: value, ...} of record to out; on an error out is as before.  ERR_LIMIT names a field
+ * over its bound or a float that is not finite. */
 ERR_NODISCARD enum err_code wire_encode_fields(const struct wire_message *message,
                                                const void *record, struct buf *out,
                                                struct err *err);
@@ -113,8 +117,10 @@ ERR_NODISCARD enum err_code wire_reader_finish(const struct wire_reader *reader,
 /* One line: name field=value ...; long arrays are cut.  For --record dumps and logs. */
 void wire_dump(const struct wire_message *message, const void *record, struct buf *out);
 
-/* FNV-1a over names, keys, kinds and bounds. */
+/* FNV-1a over names, keys, kinds and bounds; and its parts, for facts that stand in no table. */
 uint64_t wire_hash_message(uint64_t hash, const struct wire_message *message);
+uint64_t wire_hash_text(uint64_t hash, const char *text);
+uint64_t wire_hash_u64(uint64_t hash, uint64_t value);
 #define WIRE_HASH_SEED 0xcbf29ce484222325ULL
 
 #endif
