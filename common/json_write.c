@@ -1,4 +1,5 @@
 /* The JSON writer; needs no tree library. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,15 +64,24 @@ void json_put_text(struct buf *out, const char *text, size_t byte_count)
 
 /* "D.DDDe+XX" of the fewest digits that read back as value.  Up to 15 digits always survive the way
  * to a normal double and back, so that one try decides whether 15 are enough; subnormal ones hold
- * fewer and are searched.  An exact power of two has a gap twice as wide above as below, where a
- * neighbour of the nearest 16-digit text may read back though the nearest does not. */
+ * fewer and are searched.  A power of two has a gap twice as wide above as below: there the 16-digit
+ * text above the nearest one may read back though the nearest does not. */
 static void shortest_digits(double value, char out[32])
 {
-    int first = fabs(value) < 2.3e-308 ? 0 : 14;
+    int exponent;
+    bool is_power_of_two = fabs(frexp(value, &exponent)) == 0.5;
+    int first = fabs(value) < DBL_MIN ? 0 : 14;
     for (int decimals = first; decimals <= 16; decimals++) {
         (void)snprintf(out, 32, "%.*e", decimals, value); /* at most 25 bytes */
         if (strtod(out, NULL) == value) {
             return;
+        }
+        char *last = strchr(out, 'e') - 1;
+        if (is_power_of_two && decimals == 15 && *last < '9') {
+            (*last)++;
+            if (strtod(out, NULL) == value) {
+                return;
+            }
         }
     }
 }

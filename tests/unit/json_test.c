@@ -276,6 +276,8 @@ static void test_f64_prints_as_python_does(void)
     check_f64(2.2250738585072014e-308, "2.2250738585072014e-308");
     check_f64(1.7976931348623157e308, "1.7976931348623157e+308");
     check_f64(9007199254740993.0, "9007199254740992.0");
+    check_f64(0x1p-1017,
+              "7.120236347223045e-307"); /* not the nearest 16 digits, yet it reads back */
     check_f64(INFINITY, "null");
     check_f64(NAN, "null");
 }
