@@ -15,7 +15,7 @@ struct json_t;
 
 #define CHECKPOINT_MAX_VOCAB_TOKENS (1U << 20)
 #define CHECKPOINT_MAX_FILE_BYTES   (1U << 20) /* of config.json; published ones are below 10 KiB */
-#define CHECKPOINT_MAX_IDS          1024
+#define CHECKPOINT_MAX_IDS          256
 #define CHECKPOINT_MAX_EOS_IDS      16
 #define CHECKPOINT_NO_ID            0xffffffffU
 
@@ -56,8 +56,15 @@ ERR_NODISCARD enum err_code checkpoint_read_info(const struct json_t *config,
                                                  const struct json_t *generation,
                                                  struct checkpoint_info *out_info, struct err *err);
 
-/* config's text_config where it has one, config itself where it is a text model's. Borrowed. */
-const struct json_t *checkpoint_text_config(const struct json_t *config);
+/* config's text_config where it has one, config itself where it is a text model's.  Borrowed;
+ * *out_path is the prefix for messages about its keys. */
+const struct json_t *checkpoint_text_config(const struct json_t *config, const char **out_path);
+
+/* Parses both files of a folder; *out_generation is null where there is none.  The caller releases
+ * both.  Errors as checkpoint_load_info. */
+ERR_NODISCARD enum err_code checkpoint_parse_files(const char *model_dir,
+                                                   struct json_t **out_config,
+                                                   struct json_t **out_generation, struct err *err);
 
 /* object[key] as an integer within [min_value, max_value]; 128.0 counts as 128.  Absent and null
  * leave *out_value alone and are no error: set the default before.  path is a prefix for messages

@@ -16,7 +16,7 @@
 
 struct json_t;
 
-#define MODEL_MAX_LAYERS             256
+#define MODEL_MAX_LAYERS             128
 #define MODEL_MAX_HIDDEN_ELEMS       32768
 #define MODEL_MAX_INTERMEDIATE_ELEMS 262144
 #define MODEL_MAX_HEADS              256
