@@ -1,0 +1,296 @@
+#include "frontend/api_request.h"
+
+#include <string.h>
+
+#include "common/json.h"
+#include "common/mem.h"
+#include "frontend/api_request_internal.h"
+
+static enum err_code read_stream_options(const struct json_t *body, struct api_request *request,
+                                         struct api_error *error)
+{
+    static const char param[] = "stream_options";
+    const struct json_t *value = api_request_given(body, param);
+    if (!value) {
+        return ERR_OK;
+    }
+    if (json_kind(value) != JSON_KIND_OBJECT) {
+        return api_request_wrong_kind(value, param, "an object", error);
+    }
+    if (!request->stream) {
+        return api_error_set(error, ERR_ARGUMENT, param,
+                             "stream_options is only allowed where stream is true");
+    }
+    const struct json_t *usage = api_request_given(value, "include_usage");
+    if (usage && json_kind(usage) != JSON_KIND_BOOL) {
+        return api_request_wrong_kind(usage, "stream_options.include_usage", "true or false",
+                                      error);
+    }
+    request->include_usage = usage && json_bool(usage);
+    return ERR_OK;
+}
+
+static enum err_code read_id_list(const struct json_t *list, struct api_request *request,
+                                  struct api_error *error)
+{
+    size_t count = json_count(list);
+    if (count > PLAN_MAX_PROMPT_TOKENS) {
+        return api_error_set(error, ERR_LIMIT, "prompt", "prompt has %zu token ids, at most %d",
+                             count, PLAN_MAX_PROMPT_TOKENS);
+    }
+    request->is_prompt_ids = true;
+    request->prompt_ids = mem_zalloc(count + 1, sizeof(*request->prompt_ids));
+    for (size_t i = 0; i < count; i++) {
+        enum err_code code =
+            api_request_read_id(json_element(list, i), "prompt", &request->prompt_ids[i], error);
+        if (code) {
+            return code;
+        }
+    }
+    request->prompt_id_count = (uint32_t)count;
+    return ERR_OK;
+}
+
+static enum err_code read_prompt(const struct json_t *body, struct api_request *request,
+                                 struct api_error *error)
+{
+    const struct json_t *value = api_request_given(body, "prompt");
+    if (!value) {
+        return api_error_set(error, ERR_ARGUMENT, "prompt", "prompt is required");
+    }
+    /* A list of one prompt is that prompt. */
+    const struct json_t *first =
+        json_kind(value) == JSON_KIND_ARRAY ? json_element(value, 0) : NULL;
+    if (first && (json_kind(first) == JSON_KIND_TEXT || json_kind(first) == JSON_KIND_ARRAY)) {
+        if (json_count(value) != 1) {
+            return api_error_set(error, ERR_UNSUPPORTED, "prompt",
+                                 "prompt is a list of %zu prompts; one per request is served",
+                                 json_count(value));
+        }
+        value = first;
+    }
+    if (json_kind(value) == JSON_KIND_ARRAY) {
+        return read_id_list(value, request, error);
+    }
+    if (json_kind(value) != JSON_KIND_TEXT) {
+        return api_request_wrong_kind(value, "prompt", "a string or a list of token ids", error);
+    }
+    request->prompt_text.at = json_text(value, &request->prompt_text.byte_count);
+    return ERR_OK;
+}
+
+/* Values that are not this server's to honour yet are refused by name. */
+static enum err_code refuse_unserved(const struct json_t *body, struct api_request *request,
+                                     struct api_error *error)
+{
+    if (request->has_n && request->n != 1) {
+        return api_error_set(error, ERR_UNSUPPORTED, "n", "n is %u; only 1 is served", request->n);
+    }
+    if (request->has_best_of && request->best_of != 1) {
+        return api_error_set(error, ERR_UNSUPPORTED, "best_of", "best_of is %u; only 1 is served",
+                             request->best_of);
+    }
+    if (request->echo) {
+        return api_error_set(error, ERR_UNSUPPORTED, "echo", "echo is not served");
+    }
+    struct api_text suffix = {NULL, 0};
+    enum err_code code = request->route == API_ROUTE_COMPLETIONS
+                             ? api_request_read_text(body, "suffix", &suffix, error)
+                             : ERR_OK;
+    if (code) {
+        return code;
+    }
+    if (suffix.byte_count > 0) {
+        return api_error_set(error, ERR_UNSUPPORTED, "suffix",
+                             "suffix is not served: the model continues text, it does not fill in");
+    }
+    const struct json_t *format = api_request_given(body, "response_format");
+    if (format) {
+        struct api_text type = {NULL, 0};
+        code = api_request_read_text(format, "type", &type, error);
+        if (code || json_kind(format) != JSON_KIND_OBJECT || !type.at) {
+            return api_error_set(error, ERR_ARGUMENT, "response_format",
+                                 "response_format must be an object with a type");
+        }
+        if (strcmp(type.at, "text") != 0) {
+            return api_error_set(error, ERR_UNSUPPORTED, "response_format",
+                                 "response_format '%.32s' is not served, only 'text'", type.at);
+        }
+    }
+    return ERR_OK;
+}
+
+static enum err_code read_tools(const struct json_t *body, struct api_request *request,
+                                struct api_error *error)
+{
+    const struct json_t *tools = api_request_given(body, "tools");
+    const struct json_t *choice = api_request_given(body, "tool_choice");
+    if (tools && json_kind(tools) != JSON_KIND_ARRAY) {
+        return api_request_wrong_kind(tools, "tools", "a list of tools", error);
+    }
+    bool is_none = false;
+    if (choice) {
+        const char *text = json_kind(choice) == JSON_KIND_TEXT ? json_text(choice, NULL) : "";
+        is_none = strcmp(text, "none") == 0;
+        if (json_kind(choice) != JSON_KIND_TEXT && json_kind(choice) != JSON_KIND_OBJECT) {
+            return api_request_wrong_kind(choice, "tool_choice", "a string or an object", error);
+        }
+        if (!is_none && strcmp(text, "auto") != 0) {
+            return api_error_set(error, ERR_UNSUPPORTED, "tool_choice",
+                                 "tool_choice must be 'none' or 'auto': forcing a call is not "
+                                 "served");
+        }
+        if (!is_none && !tools) {
+            return api_error_set(error, ERR_ARGUMENT, "tool_choice",
+                                 "tool_choice needs tools to choose from");
+        }
+    }
+    request->tools = tools && !is_none && json_count(tools) > 0 ? tools : NULL;
+    return ERR_OK;
+}
+
+static enum err_code read_flag(const struct json_t *object, const char *name, const char *param,
+                               bool *out_given, bool *out_flag, struct api_error *error)
+{
+    const struct json_t *value = api_request_given(object, name);
+    if (!value) {
+        return ERR_OK;
+    }
+    if (json_kind(value) != JSON_KIND_BOOL) {
+        return api_request_wrong_kind(value, param, "true or false", error);
+    }
+    *out_given = true;
+    *out_flag = json_bool(value);
+    return ERR_OK;
+}
+
+/* chat_template_kwargs.enable_thinking decides; without it, any reasoning_effort but "none". */
+static enum err_code read_thinking(const struct json_t *body, struct api_request *request,
+                                   struct api_error *error)
+{
+    struct api_text effort = {NULL, 0};
+    enum err_code code = api_request_read_text(body, "reasoning_effort", &effort, error);
+    if (code) {
+        return code;
+    }
+    if (effort.at) {
+        static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+        uint32_t known = 0;
+        while (known < sizeof(efforts) / sizeof(efforts[0]) &&
+               strcmp(efforts[known], effort.at) != 0) {
+            known++;
+        }
+        if (known == sizeof(efforts) / sizeof(efforts[0])) {
+            return api_error_set(error, ERR_ARGUMENT, "reasoning_effort",
+                                 "reasoning_effort '%.32s' is none of none, minimal, low, medium, "
+                                 "high, xhigh",
+                                 effort.at);
+        }
+        request->has_thinking = true;
+        request->enable_thinking = known != 0;
+    }
+    const struct json_t *options = api_request_given(body, "chat_template_kwargs");
+    if (!options) {
+        return ERR_OK;
+    }
+    if (json_kind(options) != JSON_KIND_OBJECT) {
+        return api_request_wrong_kind(options, "chat_template_kwargs", "an object", error);
+    }
+    bool ignored = false;
+    code = read_flag(options, "enable_thinking", "chat_template_kwargs.enable_thinking",
+                     &request->has_thinking, &request->enable_thinking, error);
+    if (!code) {
+        code = read_flag(options, "preserve_thinking", "chat_template_kwargs.preserve_thinking",
+                         &ignored, &request->preserve_thinking, error);
+    }
+    return code;
+}
+
+static enum err_code read_chat(const struct json_t *body, struct api_request *request,
+                               struct api_error *error)
+{
+    request->messages = api_request_given(body, "messages");
+    if (!request->messages) {
+        return api_error_set(error, ERR_ARGUMENT, "messages", "messages is required");
+    }
+    if (json_kind(request->messages) != JSON_KIND_ARRAY) {
+        return api_request_wrong_kind(request->messages, "messages", "a list of messages", error);
+    }
+    if (json_count(request->messages) == 0) {
+        return api_error_set(error, ERR_ARGUMENT, "messages", "messages must not be empty");
+    }
+    if (request->has_top_logprobs && request->top_logprobs > 0 && !request->logprobs) {
+        return api_error_set(error, ERR_ARGUMENT, "top_logprobs",
+                             "top_logprobs needs logprobs to be true");
+    }
+    if (request->has_max_completion_tokens) {
+        request->max_tokens = request->max_completion_tokens;
+        request->has_max_tokens = true;
+    }
+    request->wants_logprobs = request->logprobs;
+    request->pair_count = request->logprobs ? request->top_logprobs : 0;
+    enum err_code code = read_tools(body, request, error);
+    return code ? code : read_thinking(body, request, error);
+}
+
+static enum err_code read_completion(const struct json_t *body, struct api_request *request,
+                                     struct api_error *error)
+{
+    request->wants_logprobs = request->has_logprob_count;
+    request->pair_count = request->logprob_count;
+    return read_prompt(body, request, error);
+}
+
+enum err_code api_request_parse(const struct json_t *body, enum api_route route,
+                                struct api_request *out_request, struct api_error *error)
+{
+    memset(out_request, 0, sizeof(*out_request));
+    out_request->route = route;
+    if (json_kind(body) != JSON_KIND_OBJECT) {
+        return api_error_set(error, ERR_ARGUMENT, NULL, "the body must be a JSON object, not %s",
+                             json_kind_text(json_kind(body)));
+    }
+    typedef enum err_code (*read_fn)(const struct json_t *, struct api_request *,
+                                     struct api_error *);
+    const read_fn readers[] = {
+        api_request_read_fields,
+        refuse_unserved,
+        route == API_ROUTE_CHAT ? read_chat : read_completion,
+        api_request_read_stop,
+        api_request_read_stop_ids,
+        api_request_read_logit_bias,
+        read_stream_options,
+    };
+    enum err_code code = api_request_read_text(body, "model", &out_request->model, error);
+    for (uint32_t i = 0; !code && i < sizeof(readers) / sizeof(readers[0]); i++) {
+        code = readers[i](body, out_request, error);
+    }
+    if (!code && out_request->has_min_tokens && out_request->has_max_tokens &&
+        out_request->min_tokens > out_request->max_tokens) {
+        code = api_error_set(error, ERR_ARGUMENT, "min_tokens",
+                             "min_tokens is %u, more than max_tokens, %u", out_request->min_tokens,
+                             out_request->max_tokens);
+    }
+    return code;
+}
+
+void api_request_fini(struct api_request *request)
+{
+    mem_free(request->prompt_ids);
+    mem_free(request->logit_bias);
+    request->prompt_ids = NULL;
+    request->logit_bias = NULL;
+}
+
+enum err_code api_request_parse_body(const char *bytes, size_t byte_count, struct json_t **out_body,
+                                     struct api_error *error)
+{
+    struct err err;
+    *out_body = NULL;
+    if (byte_count == 0) {
+        return api_error_set(error, ERR_FORMAT, NULL, "the body is empty; it must be JSON");
+    }
+    enum err_code code = json_parse(bytes, byte_count, API_REQUEST_MAX_DEPTH, out_body, &err);
+    return code ? api_error_set(error, code, NULL, "the body is not valid JSON: %s", err.message)
+                : ERR_OK;
+}
