@@ -258,7 +258,8 @@ static bool spin(struct ring_consumer *consumer, uint64_t until_ns)
     }
 }
 
-static void sleep_on_bell(struct ring_consumer *consumer, uint64_t deadline_ns)
+/* True when the bell has rung since the last look. */
+static bool sleep_on_bell(struct ring_consumer *consumer, uint64_t deadline_ns)
 {
     struct ring_shared *shared = consumer->shared;
     struct timespec deadline = {
@@ -267,12 +268,16 @@ static void sleep_on_bell(struct ring_consumer *consumer, uint64_t deadline_ns)
     };
     /* S1, S2, S3: seq_cst, see the proof above. */
     atomic_store_explicit(&shared->sleeping, 1, memory_order_seq_cst);
-    if (!has_record(consumer, memory_order_seq_cst) && !take_bell(consumer, memory_order_seq_cst)) {
+    bool is_empty = !has_record(consumer, memory_order_seq_cst);
+    bool has_rung = take_bell(consumer, memory_order_seq_cst);
+    if (is_empty && !has_rung) {
         /* Woken, out of date or interrupted: the caller looks again in every case. */
         (void)futex(&shared->bell, FUTEX_WAIT_BITSET, consumer->bell_seen,
                     deadline_ns == UINT64_MAX ? NULL : &deadline);
+        has_rung = take_bell(consumer, memory_order_acquire);
     }
     atomic_store_explicit(&shared->sleeping, 0, memory_order_relaxed); /* a late wake is harmless */
+    return has_rung;
 }
 
 bool ring_consumer_wait(struct ring_consumer *consumer, uint64_t spin_ns, uint64_t deadline_ns)
@@ -290,9 +295,8 @@ bool ring_consumer_wait(struct ring_consumer *consumer, uint64_t spin_ns, uint64
         }
     }
     while (clock_now_ns() < deadline_ns) {
-        sleep_on_bell(consumer, deadline_ns);
-        bool has_rung = take_bell(consumer, memory_order_acquire);
-        if (has_record(consumer, memory_order_acquire) || has_rung) {
+        bool has_rung = sleep_on_bell(consumer, deadline_ns);
+        if (has_rung || has_record(consumer, memory_order_acquire)) {
             break;
         }
     }
