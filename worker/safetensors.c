@@ -48,9 +48,9 @@ static enum err_code read_exact(const struct shard *shard, uint64_t file_offset,
             return err_errno(err, errno, "cannot read '%s'", shard->path);
         }
         if (got == 0) {
-            return err_set(err, ERR_FORMAT, "'%s' ends at byte %llu, %zu bytes too early",
-                           shard->path, (unsigned long long)(file_offset + done_bytes),
-                           byte_count - done_bytes);
+            return err_set(err, ERR_FORMAT,
+                           "'%s' has become shorter while open: nothing at byte %llu", shard->path,
+                           (unsigned long long)(file_offset + done_bytes));
         }
         done_bytes += (size_t)got;
     }
