@@ -1,0 +1,128 @@
+/* State shared by scheduler.c (inputs), scheduler_gate.c (limits), scheduler_plan.c (what is sent)
+ * and scheduler_answer.c (records).  Included by these alone. */
+#ifndef FRONTEND_SCHEDULER_INTERNAL_H
+#define FRONTEND_SCHEDULER_INTERNAL_H
+
+#include "frontend/queue.h"
+#include "frontend/scheduler.h"
+
+/* A row of an outstanding STEP. */
+struct sched_row {
+    uint64_t seq_id;
+    uint32_t tokens;
+    bool samples; /* a TOKEN is due before STEP_DONE, unless the sequence ends first */
+    uint32_t reserved_before_tokens; /* what a refusal restores */
+    struct account_need need;
+};
+
+/* A STEP without an answer. */
+struct sched_step {
+    uint64_t msg_seq;
+    struct sched_row *rows; /* owned: [max_step_rows] */
+    uint32_t row_count;
+    bool is_rolled_back; /* certain to be refused, behind a refused one */
+};
+
+/* Pages that a message may take and that the figures do not show yet. */
+struct sched_claim {
+    uint64_t msg_seq;
+    struct account_need need;
+};
+
+/* Everything that dies with a session. */
+struct sched_session {
+    uint64_t epoch;
+    uint64_t next_msg_seq;
+    uint64_t sent_ns;
+    uint64_t heard_ns;
+    uint64_t alive_ns;
+
+    struct req **by_slot;     /* owned: [slots]; null: free */
+    uint32_t *free_slots;     /* owned: a stack, [slots] */
+    uint32_t free_slot_count; /* RELEASE takes effect in order: free once it is sent */
+    uint64_t next_serial;
+
+    struct sched_step steps[SCHED_MAX_DEPTH]; /* a ring: answered in order */
+    uint32_t step_head;
+    uint32_t step_count;
+    uint64_t after_seq;        /* the next STEP names it; 0 none */
+    uint64_t last_refusal_seq; /* of any message; 0 none */
+    uint32_t refusals_in_row;
+
+    bool has_figures;
+    struct result_figures figures;
+    struct sched_claim *claims; /* owned: a ring of [claim_cap], by msg_seq */
+    uint32_t claim_cap;
+    uint32_t claim_head;
+    uint32_t claim_count;
+    struct account_need claimed; /* their sum */
+
+    struct wire_row *wire_rows; /* owned: [max_step_rows], of the message being sent */
+    uint32_t first_row_skip;    /* decode rows to pass over first: turns when not all fit */
+};
+
+struct sched {
+    struct sched_options options;
+    sched_send_fn send;
+    void *send_owner; /* borrowed until sched_destroy */
+
+    struct queue queue;
+    struct req_list running; /* owned requests, ADMITTING to ENDED, in order of admission */
+    uint32_t live_running;   /* those whose owner still waits */
+    struct req **buckets;    /* owned: live requests by id, [bucket_count] chains */
+    uint32_t bucket_count;   /* a power of two */
+    uint64_t next_arrival_seq;
+
+    bool is_attached;
+    bool was_attached;
+    uint64_t lost_ns;
+    struct sched_limits limits;
+    struct sched_session session; /* valid while attached */
+    struct sched_stats stats;
+};
+
+/* scheduler.c */
+
+/* The running request of a sequence; null when it is not here any more. */
+struct req *sched_find_sequence(const struct sched *sched, uint64_t seq_id);
+
+/* Last event to the owner: FAILED, or FINISHED. */
+void sched_fail(struct sched *sched, struct req *req, enum err_code code, const char *text,
+                uint64_t now_ns);
+void sched_finish(struct sched *sched, struct req *req, enum result_finish reason, uint64_t now_ns);
+
+/* After sched_fail or sched_finish of one that runs: RELEASE as soon as that may be sent. */
+void sched_leave(struct sched *sched, struct req *req, uint64_t now_ns);
+
+/* Takes a request that the worker does not know out of the running, and destroys it. */
+void sched_forget(struct sched *sched, struct req *req);
+
+/* scheduler_gate.c */
+
+/* Errors: ERR_PROTOCOL names a limit that cannot be. */
+ERR_NODISCARD enum err_code sched_read_limits(const struct sched_options *options,
+                                              const struct hello_welcome *welcome,
+                                              struct sched_limits *out_limits, struct err *err);
+
+/* Waiting requests may wait until then. */
+uint64_t sched_waiting_until_ns(const struct sched *sched);
+
+/* scheduler_plan.c */
+
+/* Fills epoch and msg_seq, sends; returns msg_seq. */
+uint64_t sched_send(struct sched *sched, struct plan_message *message, uint64_t now_ns);
+
+/* Figures as last heard, less all claims. */
+struct account_need sched_pages_left(const struct sched *sched);
+
+void sched_plan(struct sched *sched, uint64_t now_ns);
+
+/* Peak of one sequence under these limits. */
+struct account_need sched_peak(const struct sched_limits *limits, uint32_t max_total_tokens);
+
+/* scheduler_answer.c */
+
+/* Forget the claims of messages up to applied. */
+void sched_settle_claims(struct sched *sched, uint64_t applied);
+
+#endif

@@ -1,0 +1,357 @@
+/* What the scheduler sends: admissions within the pages and slots, and the rows of each STEP.
+ *
+ * Pages left are the figures as last heard less every claim: what the STEPs and ADMITs sent after
+ * `applied` may take.  The mirror of each account commits later than the worker does, so it never
+ * counts fewer resident pages than the worker holds. */
+#include <assert.h>
+#include <stddef.h>
+
+#include "common/num.h"
+#include "frontend/scheduler_internal.h"
+
+/* A STEP while its rows are chosen. */
+struct builder {
+    struct sched *sched;
+    struct sched_step *step;
+    struct account_need left;
+    struct account_need taken;
+    uint32_t tokens_left;
+    uint32_t kept_rows;   /* for prompts, while decode rows are chosen */
+    uint32_t kept_tokens; /* likewise */
+};
+
+static uint32_t less(uint32_t from, uint32_t amount)
+{
+    return from > amount ? from - amount : 0;
+}
+
+uint64_t sched_send(struct sched *sched, struct plan_message *message, uint64_t now_ns)
+{
+    struct sched_session *session = &sched->session;
+    message->epoch = session->epoch;
+    message->msg_seq = session->next_msg_seq++;
+    session->sent_ns = now_ns;
+    sched->send(sched->send_owner, message);
+    return message->msg_seq;
+}
+
+struct account_need sched_peak(const struct sched_limits *limits, uint32_t max_total_tokens)
+{
+    struct account_need peak =
+        account_peak(&limits->geometry, max_total_tokens, limits->peak_step_tokens);
+    peak.local_pages = num_min(peak.local_pages, account_local_table_pages(&limits->geometry));
+    return peak;
+}
+
+struct account_need sched_pages_left(const struct sched *sched)
+{
+    const struct sched_session *session = &sched->session;
+    return (struct account_need){
+        .local_pages = less(session->figures.local_quota_left_pages, session->claimed.local_pages),
+        .global_pages =
+            less(session->figures.global_quota_left_pages, session->claimed.global_pages),
+    };
+}
+
+static void push_claim(struct sched *sched, uint64_t msg_seq, const struct account_need *need)
+{
+    struct sched_session *session = &sched->session;
+    if (need->local_pages == 0 && need->global_pages == 0) {
+        return;
+    }
+    assert(session->claim_count < session->claim_cap);
+    uint32_t at = (session->claim_head + session->claim_count) % session->claim_cap;
+    session->claims[at] = (struct sched_claim){.msg_seq = msg_seq, .need = *need};
+    session->claim_count++;
+    session->claimed.local_pages += need->local_pages;
+    session->claimed.global_pages += need->global_pages;
+}
+
+/* What a running request may still take, so that all of them can always go on. */
+static struct account_need remaining(const struct req *req)
+{
+    struct account_need most = req->peak;
+    switch (req->state) {
+    case REQ_STATE_ADMITTING:
+        return (struct account_need){
+            .local_pages = most.local_pages - req->pinned.local_pages,
+            .global_pages = most.global_pages - req->pinned.global_pages,
+        };
+    case REQ_STATE_DECODE:
+        most.local_pages = num_min(most.local_pages, req->decode_low.local_pages);
+        break;
+    case REQ_STATE_PROMPT: break;
+    case REQ_STATE_QUEUED:
+    case REQ_STATE_ENDED:
+    case REQ_STATE_GONE:
+    case REQ_STATE_INVALID:
+    case REQ_STATE_COUNT: return (struct account_need){0};
+    }
+    return (struct account_need){
+        .local_pages = less(most.local_pages, req->account.local.resident_pages),
+        .global_pages = less(most.global_pages, req->account.global.resident_pages),
+    };
+}
+
+/* Pages left when every running request has taken all it may. */
+static struct account_need spare_pages(const struct sched *sched)
+{
+    struct account_need left = sched_pages_left(sched);
+    for (const struct req *req = sched->running.first; req != NULL; req = req->next) {
+        struct account_need more = remaining(req);
+        left.local_pages = less(left.local_pages, more.local_pages);
+        left.global_pages = less(left.global_pages, more.global_pages);
+    }
+    return left;
+}
+
+/* Pages that a prefix hit could pin: whole pages before the last prompt token. */
+static struct account_need most_pinned(const struct sched_limits *limits, const struct req *req)
+{
+    uint32_t page = limits->geometry.page_tokens;
+    uint32_t whole_pages = (req->admit.prompt.count - 1) / page;
+    uint32_t window_pages = num_ceil_div(limits->geometry.window_tokens, page);
+    return (struct account_need){
+        .local_pages = num_min(num_min(whole_pages, window_pages), req->peak.local_pages),
+        .global_pages = num_min(whole_pages, req->peak.global_pages),
+    };
+}
+
+static void admit(struct sched *sched, struct req *req, uint64_t now_ns)
+{
+    struct sched_session *session = &sched->session;
+    const struct sched_limits *limits = &sched->limits;
+    queue_remove(&sched->queue, req);
+    uint32_t slot = session->free_slots[--session->free_slot_count];
+    session->by_slot[slot] = req;
+    req->admit.seq_id = session->next_serial++ * SCHED_MAX_SLOTS + slot;
+    req->peak = sched_peak(limits, req->admit.max_total);
+    req->decode_low = account_peak(&limits->geometry, req->admit.max_total, limits->depth);
+    req->pinned = most_pinned(limits, req);
+    req_list_insert(&sched->running, sched->running.last, req);
+    sched->live_running++;
+    req_step(req, REQ_EVENT_ADMIT);
+    struct plan_message message = {.type = PLAN_ADMIT, .as.admit = req->admit};
+    req->admit_msg_seq = sched_send(sched, &message, now_ns);
+    push_claim(sched, req->admit_msg_seq, &req->pinned);
+}
+
+static bool fits(const struct sched *sched, const struct req *req, const struct account_need *spare)
+{
+    struct account_need peak = sched_peak(&sched->limits, req->admit.max_total);
+    return peak.local_pages <= spare->local_pages && peak.global_pages <= spare->global_pages;
+}
+
+/* The head, or one behind it that fits while the head does not; null when nobody may go. */
+static struct req *next_to_admit(struct sched *sched, const struct account_need *spare)
+{
+    struct req *head = sched->queue.waiting.first;
+    if (head == NULL || fits(sched, head, spare)) {
+        return head;
+    }
+    if (head->overtaken >= SCHED_MAX_OVERTAKES) {
+        return NULL;
+    }
+    struct req *req = head->next;
+    for (uint32_t i = 0; req != NULL && i < SCHED_OVERTAKE_REACH; i++, req = req->next) {
+        if (fits(sched, req, spare)) {
+            head->overtaken++;
+            sched->stats.overtakes++;
+            return req;
+        }
+    }
+    return NULL;
+}
+
+static void admit_waiting(struct sched *sched, uint64_t now_ns)
+{
+    struct sched_session *session = &sched->session;
+    if (!session->has_figures || sched->queue.waiting.first == NULL) {
+        return;
+    }
+    struct account_need spare = spare_pages(sched);
+    while (session->free_slot_count > 0 &&
+           session->claim_count + 2 * SCHED_MAX_DEPTH < session->claim_cap) {
+        struct req *req = next_to_admit(sched, &spare);
+        if (req == NULL) {
+            return;
+        }
+        admit(sched, req, now_ns);
+        spare.local_pages -= req->peak.local_pages;
+        spare.global_pages -= req->peak.global_pages;
+    }
+}
+
+/* Tokens that accounted pages plus `more` cover beyond the launched frontier. */
+static uint64_t cover(const struct account_family *family, uint32_t more, uint32_t page_tokens,
+                      uint32_t launched_tokens)
+{
+    uint64_t pages = (uint64_t)family->origin_pages + family->resident_pages + more;
+    return pages * page_tokens - launched_tokens;
+}
+
+/* How many of the wanted tokens the budget and the pages allow. */
+static uint32_t allowed_tokens(const struct builder *builder, const struct req *req,
+                               uint32_t wanted_tokens)
+{
+    const struct account *account = &req->account;
+    uint32_t page = builder->sched->limits.geometry.page_tokens;
+    uint32_t local_room = num_min(builder->left.local_pages,
+                                  less(req->peak.local_pages, account->local.resident_pages));
+    uint64_t local = cover(&account->local, local_room, page, account->launched_tokens);
+    uint64_t global =
+        cover(&account->global, builder->left.global_pages, page, account->launched_tokens);
+    uint64_t tokens = num_min(wanted_tokens, builder->tokens_left);
+    tokens = local < tokens ? local : tokens;
+    tokens = global < tokens ? global : tokens;
+    return (uint32_t)tokens;
+}
+
+static void add_row(struct builder *builder, struct req *req, uint32_t tokens)
+{
+    struct sched *sched = builder->sched;
+    struct sched_step *step = builder->step;
+    bool is_prompt = req->state == REQ_STATE_PROMPT;
+    struct err err;
+    struct account_need need;
+    enum err_code code = account_need(&req->account, &sched->limits.geometry, tokens, &need, &err);
+    assert(code == ERR_OK); /* sched_check: accounts are exact */
+    (void)code;
+    sched->session.wire_rows[step->row_count] = (struct wire_row){
+        .seq_id = req->admit.seq_id,
+        .start = is_prompt ? req->account.launched_tokens : 0,
+        .count = is_prompt ? tokens : 0,
+    };
+    uint32_t reserved_before = req->account.reserved_tokens;
+    account_launch(&req->account, &need, tokens);
+    if (is_prompt && req->account.launched_tokens == req->admit.prompt.count) {
+        req_step(req, REQ_EVENT_PLANNED);
+    }
+    step->rows[step->row_count++] = (struct sched_row){
+        .seq_id = req->admit.seq_id,
+        .tokens = tokens,
+        .samples = req->state == REQ_STATE_DECODE,
+        .reserved_before_tokens = reserved_before,
+        .need = need,
+    };
+    builder->tokens_left -= tokens;
+    builder->left.local_pages -= need.local_pages;
+    builder->left.global_pages -= need.global_pages;
+    builder->taken.local_pages += need.local_pages;
+    builder->taken.global_pages += need.global_pages;
+}
+
+static bool is_step_full(const struct builder *builder)
+{
+    return builder->step->row_count + builder->kept_rows >= builder->sched->limits.max_step_rows ||
+           builder->tokens_left <= builder->kept_tokens;
+}
+
+/* Decode rows [from, to) in order of admission; false when the step filled up before the end, and
+ * *out_next is then the first left out. */
+static bool add_decode_rows(struct builder *builder, uint32_t from, uint32_t to, uint32_t *out_next)
+{
+    uint32_t index = 0;
+    for (struct req *req = builder->sched->running.first; req != NULL && index < to;
+         req = req->next) {
+        if (req->state != REQ_STATE_DECODE ||
+            req->account.launched_tokens >= req_max_launched(req) || index++ < from) {
+            continue;
+        }
+        if (is_step_full(builder)) {
+            *out_next = index - 1;
+            return false;
+        }
+        if (allowed_tokens(builder, req, 1) == 1) {
+            add_row(builder, req, 1);
+        }
+    }
+    return true;
+}
+
+/* Decode rows that do not fit leave this much to prompts, or those would never start. */
+static void keep_for_prompts(struct builder *builder)
+{
+    const struct sched_limits *limits = &builder->sched->limits;
+    const struct req *req = builder->sched->running.first;
+    while (req != NULL && req->state != REQ_STATE_PROMPT) {
+        req = req->next;
+    }
+    builder->kept_rows = req != NULL && limits->max_step_rows > 1 ? 1 : 0;
+    builder->kept_tokens = req != NULL ? limits->budget_tokens / 4 : 0;
+}
+
+static void add_prompt_rows(struct builder *builder)
+{
+    uint32_t segment_tokens = builder->sched->limits.segment_tokens;
+    builder->kept_rows = 0;
+    builder->kept_tokens = 0;
+    for (struct req *req = builder->sched->running.first; req != NULL && !is_step_full(builder);
+         req = req->next) {
+        if (req->state != REQ_STATE_PROMPT) {
+            continue;
+        }
+        uint32_t rest_tokens = req->admit.prompt.count - req->account.launched_tokens;
+        uint32_t tokens = allowed_tokens(builder, req, rest_tokens);
+        if (tokens < rest_tokens) {
+            /* all outstanding segments shall find room in the sliding page table */
+            tokens = num_min(tokens, segment_tokens);
+        }
+        if (tokens > 0) {
+            add_row(builder, req, tokens);
+        }
+    }
+}
+
+/* The next STEP; false when there is nothing to run. */
+static bool plan_step(struct sched *sched, uint64_t now_ns)
+{
+    struct sched_session *session = &sched->session;
+    uint32_t at = (session->step_head + session->step_count) % sched->limits.depth;
+    struct builder builder = {
+        .sched = sched,
+        .step = &session->steps[at],
+        .left = sched_pages_left(sched),
+        .tokens_left = sched->limits.budget_tokens,
+    };
+    builder.step->row_count = 0;
+    builder.step->is_rolled_back = false;
+    keep_for_prompts(&builder);
+    /* More decode rows than fit take turns: this step begins where the last one ended. */
+    uint32_t first = session->first_row_skip;
+    uint32_t next = 0;
+    if (add_decode_rows(&builder, first, UINT32_MAX, &next) && first > 0) {
+        (void)add_decode_rows(&builder, 0, first, &next); /* next says enough */
+    }
+    session->first_row_skip = next;
+    add_prompt_rows(&builder);
+    if (builder.step->row_count == 0) {
+        return false;
+    }
+    struct plan_message message = {
+        .type = PLAN_STEP,
+        .as.step = {.after = session->after_seq,
+                    .rows = {.at = session->wire_rows, .count = builder.step->row_count}},
+    };
+    session->after_seq = 0;
+    session->step_count++;
+    sched->stats.step_rows += builder.step->row_count;
+    builder.step->msg_seq = sched_send(sched, &message, now_ns);
+    push_claim(sched, builder.step->msg_seq, &builder.taken);
+    for (uint32_t i = 0; i < builder.step->row_count; i++) {
+        sched_find_sequence(sched, builder.step->rows[i].seq_id)->last_step_seq =
+            builder.step->msg_seq;
+    }
+    return true;
+}
+
+void sched_plan(struct sched *sched, uint64_t now_ns)
+{
+    struct sched_session *session = &sched->session;
+    admit_waiting(sched, now_ns);
+    bool goes_on = session->has_figures;
+    while (goes_on && session->step_count < sched->limits.depth &&
+           session->claim_count < session->claim_cap) {
+        goes_on = plan_step(sched, now_ns);
+    }
+}
