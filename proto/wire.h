@@ -1,5 +1,5 @@
-/* Tables of message fields, and the encoder and decoder that interpret them (wire.c); dump and hash
- * are in wire_table.c.
+/* Tables of message fields, and the encoder and decoder that interpret them (wire.c writes,
+ * wire_read.c reads, wire_table.c dumps and hashes).
  *
  * A .def file describes each message once; structs, descriptors, bounds checks, text dump and the
  * table hash come from it.  Decoding is strict: an unknown, missing, duplicate or oversized field is

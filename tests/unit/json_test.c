@@ -160,9 +160,7 @@ static void test_containers_are_capped(void)
 
 static void test_big_integer_cannot_be_forged(void)
 {
-    static const char *const texts[] = {"\"\\u00ff123\"",
-                                        "\"\xc3\xbf"
-                                        "123\"",
+    static const char *const texts[] = {"\"\\u00ff123\"", "\"\xc3\xbf\x31\x32\x33\"",
                                         "\"123456789012345678901234567890\""};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         struct err err;
@@ -171,9 +169,8 @@ static void test_big_integer_cannot_be_forged(void)
         test_true(json_kind(value) == JSON_KIND_TEXT);
         json_release(value);
     }
-    check_refused("\"\xff"
-                  "123\"",
-                  6, ERR_FORMAT, "line 1 column 2: malformed UTF-8 in a string");
+    check_refused("\"\xff\x31\x32\x33\"", 6, ERR_FORMAT,
+                  "line 1 column 2: malformed UTF-8 in a string");
 }
 
 static void test_members_keep_their_order(void)
@@ -278,8 +275,8 @@ static void test_f64_prints_as_python_does(void)
     check_f64(9007199254740993.0, "9007199254740992.0");
     check_f64(0x1p-1017,
               "7.120236347223045e-307"); /* not the nearest 16 digits, yet it reads back */
-    check_f64(INFINITY, "null");
-    check_f64(NAN, "null");
+    check_f64(HUGE_VAL, "null");
+    check_f64(nan(""), "null");
 }
 
 static void test_f64_reads_back(void)

@@ -1,0 +1,220 @@
+/* Shared by the tokenizer's files: the image that encoding reads, and how one is made.
+ *
+ * An image is one block of bytes with offsets instead of pointers, compiled from tokenizer.json.
+ * The cache file holds exactly these bytes; they are checked whole before use, so that encoding
+ * needs no bounds checks of its own. */
+#ifndef FRONTEND_TOKENIZER_INTERNAL_H
+#define FRONTEND_TOKENIZER_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/buf.h"
+#include "common/err.h"
+#include "frontend/tokenizer.h"
+#include "frontend/tokenizer_scan.h"
+
+#define TOK_MAX_FILE_BYTES  (256UL << 20)
+#define TOK_MAX_TOKENS      (1U << 20)
+#define TOK_MAX_MERGES      (1U << 22)
+#define TOK_MAX_ADDED       1024U
+#define TOK_IMAGE_VERSION   1U
+#define TOK_IMAGE_ALIGN     64U
+#define TOK_CODE_PAGE_COUNT 0x1100U    /* pages of 256 code points up to U+10FFFF */
+#define TOK_JOIN_BIT_COUNT  (1U << 20) /* 128 KiB: stays in the second cache level */
+
+enum tok_flag {
+    TOK_FLAG_SPECIAL = 1,
+    TOK_FLAG_BYTE = 2,
+    TOK_FLAG_ADDED = 4,
+};
+
+/* What tokenizer.json says, resolved to ids. */
+struct tok_source {
+    struct buf text; /* contents of all entries */
+    uint32_t *text_start;
+    uint32_t *text_bytes;
+    uint8_t *flags; /* enum tok_flag */
+    uint32_t token_count;
+    uint32_t token_cap;
+    uint32_t *vocab_slots; /* [vocab_slot_count] ids by hash of their content */
+    uint32_t vocab_slot_count;
+    uint32_t *merges; /* [merge_count][3]: left, right, result; the index is the rank */
+    uint32_t merge_count;
+    uint32_t merge_cap;
+    uint64_t file_hash;
+};
+
+enum tok_section {
+    TOK_SECTION_TEXT_START,    /* u32 [token_count + 1] */
+    TOK_SECTION_TEXT,          /* contents as written in the file */
+    TOK_SECTION_DECODED_START, /* u32 [token_count + 1] */
+    TOK_SECTION_DECODED,       /* what each token stands for in text */
+    TOK_SECTION_FLAGS,         /* u8 [token_count] */
+    TOK_SECTION_VOCAB_SLOTS,   /* u32 [vocab_slot_count], TOK_NONE where free */
+    TOK_SECTION_MERGE_SLOTS,   /* struct tok_merge_slot [merge_slot_count] */
+    TOK_SECTION_MERGE_RESULT,  /* u32 [merge_count], by rank */
+    TOK_SECTION_CODE_PAGES,    /* u16 [TOK_CODE_PAGE_COUNT], index of a page of code_ids */
+    TOK_SECTION_CODE_IDS,  /* u32 [code_page_count][256], TOK_NONE where not in the vocabulary */
+    TOK_SECTION_JOIN_BITS, /* u64 [TOK_JOIN_BIT_COUNT / 64] */
+    TOK_SECTION_ADDED,     /* u32 [added_count], by first byte, then longest first */
+    TOK_SECTION_BYTE_IDS,  /* u32 [256] */
+    TOK_SECTION_COUNT
+};
+
+/* Which file an image was compiled from. */
+struct tok_source_key {
+    uint64_t device;
+    uint64_t inode;
+    uint64_t byte_count;
+    uint64_t mtime_ns;
+    uint64_t ctime_ns; /* 0: changed too recently for the times to be trusted */
+};
+
+struct tok_image_header {
+    char magic[8];
+    uint64_t version;
+    uint64_t image_bytes;
+    uint64_t checksum; /* of the image with this field zero */
+    struct tok_source_key key;
+    uint64_t file_hash;
+    uint32_t token_count;
+    uint32_t merge_count;
+    uint32_t added_count;
+    uint32_t vocab_slot_count; /* a power of two, as below */
+    uint32_t merge_slot_count;
+    uint32_t code_page_count;
+    struct {
+        uint64_t offset_bytes;
+        uint64_t byte_count;
+    } sections[TOK_SECTION_COUNT];
+};
+
+struct tok_merge_slot {
+    uint32_t left;
+    uint32_t right;
+    uint32_t rank; /* TOK_NONE: free */
+    uint32_t result;
+};
+
+struct tokenizer {
+    unsigned char *image; /* owned, from tok_image_alloc; the rest points into it */
+    size_t image_bytes;
+    const struct tok_image_header *header;
+    const uint32_t *text_start;
+    const char *text;
+    const uint32_t *decoded_start;
+    const char *decoded;
+    const uint8_t *flags;
+    const uint32_t *vocab_slots;
+    const struct tok_merge_slot *merge_slots;
+    const uint32_t *merge_result;
+    const uint16_t *code_pages;
+    const uint32_t *code_ids;
+    const uint64_t *join_bits;
+    const uint32_t *added;
+    const uint32_t *byte_ids;
+    uint32_t ascii_ids[128]; /* code points below 128 as encoding sees them */
+    uint32_t
+        added_range[257]; /* added tokens that begin with byte b: added[range[b]..range[b+1]) */
+};
+
+static inline uint64_t tok_mix(uint64_t value)
+{
+    value *= 0x9e3779b97f4a7c15ULL;
+    return value ^ (value >> 32);
+}
+
+uint64_t tok_hash_text(const char *text, size_t byte_count);
+uint64_t tok_fnv1a(const char *bytes, size_t byte_count);
+
+static inline uint32_t tok_join_bit(uint32_t left, uint32_t right)
+{
+    return (uint32_t)(tok_mix(((uint64_t)left << 32) | right) >> 8) % TOK_JOIN_BIT_COUNT;
+}
+
+/* Whether some merge could ever span the border between these two characters' tokens: false is
+ * certain, true may be wrong. */
+static inline bool tok_may_join(const struct tokenizer *tokenizer, uint32_t left, uint32_t right)
+{
+    uint32_t bit = tok_join_bit(left, right);
+    return (tokenizer->join_bits[bit / 64] >> (bit % 64)) & 1;
+}
+
+/* Slot where the pair lies or would lie. */
+static inline const struct tok_merge_slot *tok_merge_find(const struct tokenizer *tokenizer,
+                                                          uint32_t left, uint32_t right)
+{
+    uint32_t mask = tokenizer->header->merge_slot_count - 1;
+    uint32_t index = (uint32_t)tok_mix(((uint64_t)left << 32) | right) & mask;
+    const struct tok_merge_slot *slot = &tokenizer->merge_slots[index];
+    while (slot->rank != TOK_NONE && (slot->left != left || slot->right != right)) {
+        index = (index + 1) & mask;
+        slot = &tokenizer->merge_slots[index];
+    }
+    return slot;
+}
+
+/* tokenizer_load.c: parses the bytes of a tokenizer.json.  *source is filled or left empty. */
+ERR_NODISCARD enum err_code tok_source_parse(const char *text, size_t byte_count,
+                                             struct tok_source *source, struct err *err);
+void tok_source_fini(struct tok_source *source);
+uint32_t tok_source_find(const struct tok_source *source, const char *text, size_t byte_count);
+
+/* tokenizer_rules.c: refuses descriptions of another algorithm, naming what was found. */
+enum tok_rule {
+    TOK_RULE_NORMALIZER,
+    TOK_RULE_PRE_TOKENIZER,
+    TOK_RULE_DECODER,
+    TOK_RULE_MODEL_TYPE,
+    TOK_RULE_DROPOUT,
+    TOK_RULE_PREFIX,
+    TOK_RULE_SUFFIX,
+    TOK_RULE_BYTE_FALLBACK,
+    TOK_RULE_IGNORE_MERGES,
+    TOK_RULE_COUNT
+};
+ERR_NODISCARD enum err_code tok_rules_check(const struct tok_scan_span values[TOK_RULE_COUNT],
+                                            struct err *err);
+/* One entry of added_tokens; *out_content is borrowed from entry. */
+struct json_t;
+ERR_NODISCARD enum err_code tok_rules_added(const struct json_t *entry, size_t index,
+                                            uint32_t *out_id, const char **out_content,
+                                            size_t *out_content_bytes, bool *out_is_special,
+                                            struct err *err);
+
+/* tokenizer_image.c */
+unsigned char *tok_image_alloc(size_t byte_count); /* null when memory is gone */
+void tok_image_free(unsigned char *image, size_t byte_count);
+/* The image lacks its key; seal it with tok_image_seal. */
+ERR_NODISCARD enum err_code tok_image_build(const struct tok_source *source,
+                                            unsigned char **out_image, size_t *out_image_bytes,
+                                            struct err *err);
+void tok_image_seal(unsigned char *image, const struct tok_source_key *key);
+
+/* tokenizer_check.c: every length, offset and index of an image; takes ownership of it on success
+ * only. */
+ERR_NODISCARD enum err_code tok_image_open(unsigned char *image, size_t image_bytes,
+                                           struct tokenizer **out_tokenizer, struct err *err);
+uint64_t tok_image_checksum(const unsigned char *image, size_t image_bytes);
+size_t tok_section_bytes(const struct tok_image_header *header, enum tok_section section);
+
+/* tokenizer_cache.c */
+struct stat;
+void tok_cache_key(const struct stat *status, struct tok_source_key *out_key);
+
+/* tokenizer_bpe.c: merges symbols in place and appends the result.  One per call of tok_encode. */
+struct tok_bpe {
+    const struct tokenizer *tokenizer;
+    uint32_t *symbols; /* [symbol_count]: the segment being gathered */
+    size_t symbol_count;
+    size_t symbol_cap;
+    struct tok_bpe_long *work; /* owned; null until a long segment came */
+};
+void tok_bpe_init(struct tok_bpe *bpe, const struct tokenizer *tokenizer);
+void tok_bpe_fini(struct tok_bpe *bpe);
+void tok_bpe_push(struct tok_bpe *bpe, uint32_t symbol);
+void tok_bpe_flush(struct tok_bpe *bpe, struct tok_ids *ids);
+
+#endif

@@ -1,0 +1,98 @@
+/* References that lie beside the golden checkpoints, and the yardsticks made from them.
+ *
+ * golden.safetensors holds, per case of n prompt tokens, the truth (an f32 run of the reference) at
+ * the 16 best tokens of every position, and what two bf16 runs of the reference gave at the same
+ * tokens; and greedy continuations of some cases with their margins.  A load failure ends the
+ * running test. */
+#ifndef TESTS_TESTLIB_GOLDEN_H
+#define TESTS_TESTLIB_GOLDEN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "worker/model_config.h"
+
+#define GOLDEN_TOP       16
+#define GOLDEN_MAX_CASES 16
+
+enum golden_run {
+    GOLDEN_RUN_EAGER,
+    GOLDEN_RUN_SDPA,
+    GOLDEN_RUN_COUNT,
+};
+
+struct golden_case {
+    uint32_t count;                        /* prompt tokens */
+    uint32_t *ids;                         /* [count] */
+    uint32_t *top_ids;                     /* [count, GOLDEN_TOP] best first */
+    float *top_logprobs;                   /* [count, GOLDEN_TOP] the truth */
+    float *run_logprobs[GOLDEN_RUN_COUNT]; /* [count, GOLDEN_TOP] of a bf16 run, at top_ids */
+    float *full_logprobs;                  /* [count, vocab] the truth; null for most cases */
+};
+
+struct golden_greedy {
+    const struct golden_case *prompt;
+    uint32_t count;
+    uint32_t *tokens; /* [count] picked by the f32 run, one after the other */
+    float *margins;   /* [count] logprob of the best less that of the second */
+};
+
+/* Distances from the truth over all cases: mean of the cases' means, as the reference's own summary
+ * weighs them, and the largest. */
+struct golden_distance {
+    double mean;
+    double max;
+};
+
+struct golden {
+    char dir[1024]; /* the checkpoint */
+    uint32_t vocab_tokens;
+    struct golden_case cases[GOLDEN_MAX_CASES]; /* by count, shortest first */
+    uint32_t case_count;
+    struct golden_greedy greedy[GOLDEN_MAX_CASES];
+    uint32_t greedy_count;
+    struct golden_distance runs[GOLDEN_RUN_COUNT];
+    struct golden_distance yardstick; /* mean and max each of the better run */
+    double top1_rate; /* how often the better bf16 run's best token is the truth's, case means */
+};
+
+/* name: "dense-unified", ...  All is owned by the result. */
+struct golden *golden_load(const char *name);
+void golden_destroy(struct golden *golden);
+
+/* Collects a backend's distances case by case, in the same weighing. */
+struct golden_meter {
+    double mean_sum;
+    double max;
+    double top1_sum;
+    uint32_t case_count;
+};
+
+/* logprobs [count, GOLDEN_TOP]: the backend's at the case's top_ids; best_ids [count]: its best
+ * token per position, or null. */
+void golden_meter_add(struct golden_meter *meter, const struct golden_case *golden_case,
+                      const float *logprobs, const uint32_t *best_ids);
+struct golden_distance golden_meter_distance(const struct golden_meter *meter);
+double golden_meter_top1_rate(const struct golden_meter *meter);
+
+/* Prints distance and yardstick under a label; true when the mean is within 1.25 times and the max
+ * within 2 times of the yardstick. */
+bool golden_is_within(const struct golden *golden, const struct golden_distance *distance,
+                      const char *label);
+
+/* Prompts and greedy outputs of the demo model, from its reference-greedy.json. */
+struct golden_prompt {
+    char name[64];
+    uint32_t *prompt_ids;
+    uint32_t prompt_count;
+    uint32_t *output_ids;
+    uint32_t output_count;
+};
+struct golden_prompts {
+    struct golden_prompt *at;
+    uint32_t count;
+};
+void golden_prompts_load(struct golden_prompts *prompts);
+void golden_prompts_fini(struct golden_prompts *prompts);
+
+#endif

@@ -1,0 +1,440 @@
+#include "worker/weights.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/mem.h"
+#include "common/num.h"
+#include "worker/faults.h"
+
+enum {
+    MAX_NAME_BYTES = 256,
+    MAX_DIMS = 3
+};
+
+enum weights_when {
+    WEIGHTS_WHEN_ALWAYS,
+    WEIGHTS_WHEN_OWNS_KV, /* dead weight in files of layers that share KV */
+    WEIGHTS_WHEN_OWNS_V,  /* the same; none where the key projection serves as value */
+    WEIGHTS_WHEN_PLE,
+    WEIGHTS_WHEN_MOE,
+};
+
+enum weights_dim {
+    WEIGHTS_DIM_NONE,
+    WEIGHTS_DIM_ONE,
+    WEIGHTS_DIM_VOCAB,
+    WEIGHTS_DIM_HIDDEN,
+    WEIGHTS_DIM_HEAD,
+    WEIGHTS_DIM_Q_ROWS,
+    WEIGHTS_DIM_KV_ROWS,
+    WEIGHTS_DIM_MLP,
+    WEIGHTS_DIM_PLE,
+    WEIGHTS_DIM_PLE_ALL,
+    WEIGHTS_DIM_PLE_VOCAB,
+    WEIGHTS_DIM_EXPERTS,
+    WEIGHTS_DIM_EXPERT,
+    WEIGHTS_DIM_EXPERT_TWO, /* gate and up rows, one after the other */
+};
+
+struct row {
+    const char *name;
+    size_t slot_offset; /* of the pointer within its struct */
+    enum weights_when when;
+    enum weights_dim dims[MAX_DIMS];
+};
+
+static const struct row global_rows[] = {
+#define GLOBAL(field, name, when, dim0, dim1, dim2) \
+    {name,                                          \
+     offsetof(struct weights, field),               \
+     WEIGHTS_WHEN_##when,                           \
+     {WEIGHTS_DIM_##dim0, WEIGHTS_DIM_##dim1, WEIGHTS_DIM_##dim2}},
+#define LAYER(field, name, when, dim0, dim1, dim2)
+#include "worker/weights.def"
+#undef GLOBAL
+#undef LAYER
+};
+
+static const struct row layer_rows[] = {
+#define GLOBAL(field, name, when, dim0, dim1, dim2)
+#define LAYER(field, name, when, dim0, dim1, dim2) \
+    {name,                                         \
+     offsetof(struct weights_layer, field),        \
+     WEIGHTS_WHEN_##when,                          \
+     {WEIGHTS_DIM_##dim0, WEIGHTS_DIM_##dim1, WEIGHTS_DIM_##dim2}},
+#include "worker/weights.def"
+#undef GLOBAL
+#undef LAYER
+};
+
+enum {
+    GLOBAL_ROWS = sizeof(global_rows) / sizeof(global_rows[0]),
+    LAYER_ROWS = sizeof(layer_rows) / sizeof(layer_rows[0])
+};
+
+/* One tensor to load: where from, where to, which pointer gets its address. */
+struct entry {
+    const struct st_tensor *tensor; /* borrowed from the set */
+    const uint16_t **slot;          /* borrowed from the weights */
+    uint64_t offset_bytes;
+};
+
+struct plan {
+    const struct model_config *config;
+    const struct st_set *set;
+    const char *prefix;
+    struct weights *weights;
+    struct entry *entries; /* owned */
+    uint32_t count;
+    uint64_t block_bytes; /* padding of every tensor included */
+    uint64_t data_bytes;
+    bool *known; /* owned, [tensors of the set]: the model knows this one */
+    struct faults faults;
+};
+
+static uint64_t dim_elems(const struct model_config *config, const struct model_layer *layer,
+                          enum weights_dim dim)
+{
+    switch (dim) {
+    case WEIGHTS_DIM_NONE: return 0;
+    case WEIGHTS_DIM_ONE: return 1;
+    case WEIGHTS_DIM_VOCAB: return config->info.vocab_tokens;
+    case WEIGHTS_DIM_HIDDEN: return config->hidden_elems;
+    case WEIGHTS_DIM_HEAD: return layer->head_dim;
+    case WEIGHTS_DIM_Q_ROWS: return (uint64_t)config->heads * layer->head_dim;
+    case WEIGHTS_DIM_KV_ROWS: return (uint64_t)layer->kv_heads * layer->head_dim;
+    case WEIGHTS_DIM_MLP: return layer->intermediate_elems;
+    case WEIGHTS_DIM_PLE: return config->ple_elems;
+    case WEIGHTS_DIM_PLE_ALL: return (uint64_t)config->ple_elems * config->layer_count;
+    case WEIGHTS_DIM_PLE_VOCAB: return config->ple_vocab_tokens;
+    case WEIGHTS_DIM_EXPERTS: return config->experts;
+    case WEIGHTS_DIM_EXPERT: return config->expert_intermediate_elems;
+    case WEIGHTS_DIM_EXPERT_TWO: return 2 * (uint64_t)config->expert_intermediate_elems;
+    }
+    return 0;
+}
+
+enum need {
+    NEED_YES,
+    NEED_NO,      /* a tensor of this name is a fault */
+    NEED_IGNORED, /* may be there, is not read */
+};
+
+static enum need row_need(const struct model_config *config, const struct model_layer *layer,
+                          enum weights_when when)
+{
+    switch (when) {
+    case WEIGHTS_WHEN_ALWAYS: return NEED_YES;
+    case WEIGHTS_WHEN_OWNS_KV: return layer->owns_kv ? NEED_YES : NEED_IGNORED;
+    case WEIGHTS_WHEN_OWNS_V:
+        if (!layer->owns_kv) {
+            return NEED_IGNORED;
+        }
+        return layer->k_eq_v ? NEED_NO : NEED_YES;
+    case WEIGHTS_WHEN_PLE: return config->ple_elems > 0 ? NEED_YES : NEED_NO;
+    case WEIGHTS_WHEN_MOE: return config->experts > 0 ? NEED_YES : NEED_NO;
+    }
+    return NEED_NO;
+}
+
+/* Compares with want, whose dims are set; adds what is wrong. */
+static bool check_tensor(struct plan *plan, const struct st_tensor *tensor,
+                         const struct st_tensor *want, const char *short_name)
+{
+    char got_text[96];
+    char want_text[96];
+    if (tensor->dtype != ST_DTYPE_BF16) {
+        faults_add(&plan->faults, "%s is %s, must be BF16", short_name,
+                   st_dtype_text(tensor->dtype));
+        return false;
+    }
+    if (tensor->rank != want->rank ||
+        memcmp(tensor->dims, want->dims, want->rank * sizeof(want->dims[0])) != 0) {
+        faults_add(&plan->faults, "%s is %s, must be %s", short_name,
+                   st_shape_text(tensor, got_text, sizeof(got_text)),
+                   st_shape_text(want, want_text, sizeof(want_text)));
+        return false;
+    }
+    return true;
+}
+
+static const struct st_tensor *find(struct plan *plan, const char *name)
+{
+    const struct st_tensor *tensor = st_find(plan->set, name);
+    if (tensor != NULL) {
+        plan->known[tensor - st_at(plan->set, 0)] = true;
+    }
+    return tensor;
+}
+
+static void add_entry(struct plan *plan, const struct st_tensor *tensor, const uint16_t **slot)
+{
+    plan->entries[plan->count++] =
+        (struct entry){.tensor = tensor, .slot = slot, .offset_bytes = plan->block_bytes};
+    plan->block_bytes += num_align_up(tensor->byte_count, WEIGHTS_ALIGN_BYTES);
+    plan->data_bytes += tensor->byte_count;
+}
+
+/* layer is null for a global row; short_name is what messages call the tensor. */
+static void plan_row(struct plan *plan, const struct row *row, const struct model_layer *layer,
+                     const char *short_name, const uint16_t **slot)
+{
+    char name[MAX_NAME_BYTES];
+    struct st_tensor want = {0};
+    enum need need = row_need(plan->config, layer, row->when);
+    if (need == NEED_NO) {
+        return;
+    }
+    (void)snprintf(name, sizeof(name), "%s%s", plan->prefix, short_name); /* fits */
+    const struct st_tensor *tensor = find(plan, name);
+    if (need == NEED_IGNORED) {
+        return;
+    }
+    if (tensor == NULL) {
+        faults_add(&plan->faults, "%s is missing", short_name);
+        return;
+    }
+    for (int i = 0; i < MAX_DIMS && row->dims[i] != WEIGHTS_DIM_NONE; i++) {
+        want.dims[want.rank++] = dim_elems(plan->config, layer, row->dims[i]);
+    }
+    if (check_tensor(plan, tensor, &want, short_name)) {
+        add_entry(plan, tensor, slot);
+    }
+}
+
+static const uint16_t **slot_at(void *object, size_t offset)
+{
+    return (const uint16_t **)(void *)((char *)object + offset);
+}
+
+/* Without a prefix.  A copy of the embedding in a tied model's file is checked and not read. */
+static void plan_lm_head(struct plan *plan)
+{
+    static const char name[] = "lm_head.weight";
+    const struct st_tensor want = {
+        .rank = 2, .dims = {plan->config->info.vocab_tokens, plan->config->hidden_elems}};
+    const struct st_tensor *tensor = find(plan, name);
+    if (tensor == NULL) {
+        if (!plan->config->tied_lm_head) {
+            faults_add(&plan->faults, "%s is missing and tie_word_embeddings is false", name);
+        }
+        return;
+    }
+    if (check_tensor(plan, tensor, &want, name) && !plan->config->tied_lm_head) {
+        add_entry(plan, tensor, &plan->weights->lm_head);
+    }
+}
+
+/* A tensor of a layer that the config does not have: another model than the one described. */
+static void find_unexpected(struct plan *plan)
+{
+    char layers[MAX_NAME_BYTES];
+    (void)snprintf(layers, sizeof(layers), "%slayers.", plan->prefix); /* fits */
+    for (uint32_t i = 0; i < st_count(plan->set); i++) {
+        const char *name = st_at(plan->set, i)->name;
+        if (!plan->known[i] && strncmp(name, layers, strlen(layers)) == 0) {
+            faults_add(&plan->faults, "%.80s is not part of the model that config.json describes",
+                       name + strlen(plan->prefix));
+        }
+    }
+}
+
+/* Multimodal checkpoints nest the text model one level deeper than text-only ones. */
+static const char *find_prefix(const struct st_set *set)
+{
+    static const char nested[] = "model.language_model.";
+    for (uint32_t i = 0; i < st_count(set); i++) {
+        if (strncmp(st_at(set, i)->name, nested, sizeof(nested) - 1) == 0) {
+            return nested;
+        }
+    }
+    return "model.";
+}
+
+static void plan_all(struct plan *plan)
+{
+    struct weights *weights = plan->weights;
+    for (uint32_t i = 0; i < GLOBAL_ROWS; i++) {
+        plan_row(plan, &global_rows[i], NULL, global_rows[i].name,
+                 slot_at(weights, global_rows[i].slot_offset));
+    }
+    for (uint32_t i = 0; i < plan->config->layer_count; i++) {
+        for (uint32_t j = 0; j < LAYER_ROWS; j++) {
+            char short_name[MAX_NAME_BYTES / 2];
+            (void)snprintf(short_name, sizeof(short_name), "layers.%u.%s", i, layer_rows[j].name);
+            plan_row(plan, &layer_rows[j], &plan->config->layers[i], short_name,
+                     slot_at(&weights->layers[i], layer_rows[j].slot_offset));
+        }
+    }
+    plan_lm_head(plan);
+    find_unexpected(plan);
+}
+
+static void plan_fini(struct plan *plan)
+{
+    mem_free(plan->known);
+    mem_free(plan->entries);
+}
+
+/* weights->layers is allocated; pointers are filled later. */
+static enum err_code plan_init(struct plan *plan, const struct model_config *config,
+                               const struct st_set *set, struct weights *weights, struct err *err)
+{
+    size_t most_entries = GLOBAL_ROWS + 1 + (size_t)LAYER_ROWS * config->layer_count;
+    *plan =
+        (struct plan){.config = config, .set = set, .prefix = find_prefix(set), .weights = weights};
+    plan->known = mem_zalloc(st_count(set) + 1, sizeof(plan->known[0]));
+    plan->entries = mem_zalloc(most_entries, sizeof(plan->entries[0]));
+    plan_all(plan);
+    enum err_code code = faults_result(&plan->faults, ERR_CONFIG, "faulty tensors", err);
+    if (code != ERR_OK) {
+        plan_fini(plan);
+    }
+    return code;
+}
+
+static void weights_init(struct weights *weights, const struct model_config *config)
+{
+    *weights = (struct weights){.layer_count = config->layer_count};
+    weights->layers = mem_zalloc(config->layer_count, sizeof(weights->layers[0]));
+}
+
+enum err_code weights_check(const struct model_config *config, const struct st_set *set,
+                            uint64_t *out_bytes, struct err *err)
+{
+    struct weights unused;
+    struct plan plan;
+    weights_init(&unused, config);
+    enum err_code code = plan_init(&plan, config, set, &unused, err);
+    if (code == ERR_OK) {
+        *out_bytes = plan.block_bytes;
+        plan_fini(&plan);
+    }
+    weights_fini(&unused);
+    return code;
+}
+
+/* Straight into host memory, or by way of a bounce buffer. */
+static enum err_code load_part(const struct plan *plan, const struct entry *entry,
+                               const struct weights_store *store, uint64_t done_bytes,
+                               size_t part_bytes, unsigned char *bounce, struct err *err)
+{
+    uint64_t offset_bytes = entry->offset_bytes + done_bytes;
+    unsigned char *at = store->write == NULL ? store->base + offset_bytes : bounce;
+    enum err_code code = st_read(plan->set, entry->tensor, done_bytes, at, part_bytes, err);
+    if (code == ERR_OK && store->write != NULL) {
+        code = store->write(store->owner, offset_bytes, at, part_bytes, err);
+    }
+    return code;
+}
+
+static enum err_code load_entries(const struct plan *plan, const struct weights_store *store,
+                                  const struct weights_progress *progress, struct err *err)
+{
+    enum err_code code = ERR_OK;
+    uint64_t loaded_bytes = 0;
+    unsigned char *bounce = store->write == NULL ? NULL : mem_zalloc(WEIGHTS_PROGRESS_BYTES, 1);
+    for (uint32_t i = 0; code == ERR_OK && i < plan->count; i++) {
+        const struct entry *entry = &plan->entries[i];
+        uint64_t byte_count = entry->tensor->byte_count;
+        for (uint64_t done = 0; code == ERR_OK && done < byte_count;) {
+            uint64_t part_bytes = byte_count - done;
+            part_bytes = part_bytes < WEIGHTS_PROGRESS_BYTES ? part_bytes : WEIGHTS_PROGRESS_BYTES;
+            code = load_part(plan, entry, store, done, part_bytes, bounce, err);
+            done += part_bytes;
+            loaded_bytes += part_bytes;
+            if (code == ERR_OK && progress != NULL && progress->on_progress != NULL) {
+                progress->on_progress(progress->owner, loaded_bytes, plan->data_bytes);
+            }
+        }
+        *entry->slot = (const uint16_t *)(void *)(store->base + entry->offset_bytes);
+    }
+    mem_free(bounce);
+    return code;
+}
+
+enum err_code weights_load(const struct model_config *config, const struct st_set *set,
+                           const struct weights_store *store,
+                           const struct weights_progress *progress, struct weights *out_weights,
+                           struct err *err)
+{
+    struct weights weights;
+    struct plan plan;
+    weights_init(&weights, config);
+    enum err_code code = plan_init(&plan, config, set, &weights, err);
+    if (code != ERR_OK) {
+        weights_fini(&weights);
+        return code;
+    }
+    weights.block_bytes = plan.block_bytes;
+    if (store->cap_bytes < plan.block_bytes) {
+        code = err_set(err, ERR_LIMIT, "the weights need %llu bytes, the memory for them has %llu",
+                       (unsigned long long)plan.block_bytes, (unsigned long long)store->cap_bytes);
+    } else {
+        code = load_entries(&plan, store, progress, err);
+    }
+    plan_fini(&plan);
+    if (code != ERR_OK) {
+        weights_fini(&weights);
+        return code;
+    }
+    if (config->tied_lm_head) {
+        weights.lm_head = weights.embed_tokens;
+    }
+    *out_weights = weights;
+    return ERR_OK;
+}
+
+static enum err_code load_host(const struct st_set *set, const struct model_config *config,
+                               const struct weights_progress *progress, struct weights *out_weights,
+                               struct err *err)
+{
+    struct weights_store store = {0};
+    enum err_code code = weights_check(config, set, &store.cap_bytes, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    void *block =
+        mmap(NULL, store.cap_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) {
+        int number = errno;
+        return err_set(err, ERR_MEMORY, "the weights need %llu bytes of memory: %s",
+                       (unsigned long long)store.cap_bytes, strerrordesc_np(number));
+    }
+    /* Fewer TLB misses where the kernel grants it; nothing is lost where it does not. */
+    (void)madvise(block, store.cap_bytes, MADV_HUGEPAGE);
+    store.base = block;
+    code = weights_load(config, set, &store, progress, out_weights, err);
+    if (code != ERR_OK) {
+        (void)munmap(block, store.cap_bytes); /* ours, whole: cannot fail */
+        return code;
+    }
+    out_weights->host_block = block;
+    return ERR_OK;
+}
+
+enum err_code weights_open_host(const char *model_dir, const struct model_config *config,
+                                const struct weights_progress *progress,
+                                struct weights *out_weights, struct err *err)
+{
+    struct st_set *set = NULL;
+    enum err_code code = st_open_folder(model_dir, &set, err);
+    if (code == ERR_OK) {
+        code = load_host(set, config, progress, out_weights, err);
+        code = code == ERR_OK ? code : err_wrap(err, "weights of '%.80s'", model_dir);
+    }
+    st_close(set);
+    return code;
+}
+
+void weights_fini(struct weights *weights)
+{
+    if (weights->host_block != NULL) {
+        (void)munmap(weights->host_block, weights->block_bytes); /* ours, whole: cannot fail */
+    }
+    mem_free(weights->layers);
+    *weights = (struct weights){0};
+}
