@@ -133,7 +133,7 @@ struct k_sample_row {
 
 /* One row of logits to report on. */
 struct k_logprob_row {
-    uint32_t target; /* token; K_NONE: nothing is written */
+    uint32_t target; /* token; K_NONE: the record says K_NONE and no more */
     uint32_t want;   /* 0: nothing; else pairs + 1 */
     uint32_t record; /* index of the record to write */
 };

@@ -41,7 +41,11 @@ static void logprob_item(void *context, uint32_t item, uint32_t thread)
     const struct job *job = context;
     const struct k_logprobs_args *args = job->args;
     const struct k_logprob_row *row = &args->rows[item];
-    if (row->target == K_NONE || row->want == 0) {
+    if (row->want == 0) {
+        return;
+    }
+    if (row->target == K_NONE) {
+        args->records[row->record] = (struct k_logprob){.token = K_NONE};
         return;
     }
     uint32_t vocab_tokens = args->vocab_tokens;

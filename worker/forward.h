@@ -1,0 +1,64 @@
+/* The Gemma 4 forward pass over an operator table.
+ *
+ * It sees the staged tokens and the paged pools, never a sequence: which tokens belong together is
+ * in the slots of the tokens and the page tables.  Stream thread only, after creation. */
+#ifndef WORKER_FORWARD_H
+#define WORKER_FORWARD_H
+
+#include <stdint.h>
+
+#include "common/err.h"
+#include "kernels/ops.h"
+#include "worker/model_config.h"
+#include "worker/runner.h"
+#include "worker/stage.h"
+#include "worker/weights.h"
+
+struct forward_options {
+    const struct model_config *config; /* borrowed, as all below, until the forward is gone */
+    const struct weights *weights;
+    const struct k_ops *ops;
+    struct k_stream *stream;
+    struct stage_allocator allocator;  /* owns all memory of the forward */
+    const struct stage_tables *tables; /* page tables */
+    struct runner_limits limits;
+};
+
+struct forward {
+    struct forward_options options;
+    struct k_pages pages[RUNNER_FAMILY_COUNT];
+    uint16_t *cos_sin[RUNNER_FAMILY_COUNT]; /* [max_context, 2, rotated_pairs] bf16 */
+    float embed_scale;                      /* bf16(sqrt(hidden)) */
+
+    /* Activations of a step; T is max_step_tokens. */
+    uint16_t *x;         /* [T, hidden] residual stream */
+    uint16_t *normed;    /* [T, hidden] input of the next product; final hidden state at the end */
+    uint16_t *qkv;       /* [T, most qkv elements of a layer] */
+    uint16_t *attended;  /* [T, heads * largest head_dim] */
+    uint16_t *projected; /* [T, hidden] output of o_proj and down_proj */
+    uint16_t *gated;     /* [T, largest intermediate] */
+};
+
+/* Errors: ERR_MEMORY, ERR_UNSUPPORTED (parts of Gemma 4 that this build does not run). */
+ERR_NODISCARD enum err_code forward_create(const struct forward_options *options,
+                                           struct forward *out_forward, struct err *err);
+
+/* Runs every layer over the tokens, writes their K and V, and leaves the final normed hidden states
+ * of all of them.  Errors: those of the operators. */
+ERR_NODISCARD enum err_code forward_run(struct forward *forward, const struct k_tokens *tokens,
+                                        struct err *err);
+
+/* Soft-capped logits of the tokens token_index[0 .. rows) of the last run.
+ *   logits [rows, vocab] bf16 */
+ERR_NODISCARD enum err_code forward_head(struct forward *forward, const uint32_t *token_index,
+                                         uint32_t rows, uint16_t *logits, struct err *err);
+
+/* Bytes of one page of a family: K and V of page_tokens tokens in every layer that owns KV. */
+uint64_t forward_page_bytes(const struct model_config *config, enum runner_family family,
+                            uint32_t page_tokens);
+
+/* Bytes that forward_create takes beside the pages. */
+uint64_t forward_workspace_bytes(const struct model_config *config,
+                                 const struct runner_limits *limits);
+
+#endif
