@@ -1,49 +1,28 @@
 #include "common/checkpoint.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
 
 #include "common/json.h"
-
-enum {
-    MAX_PATH_BYTES = 4096
-};
 
 static const char *dot(const char *path)
 {
     return path[0] == '\0' ? "" : ".";
 }
 
-/* An integer of either spelling; false for anything else. */
-static bool integral(const struct json_t *value, double *out_number)
-{
-    enum json_kind kind = json_kind(value);
-    if (kind != JSON_KIND_INTEGER && kind != JSON_KIND_BIG_INTEGER && kind != JSON_KIND_REAL) {
-        return false;
-    }
-    double number = json_number(value);
-    if (!isfinite(number) || floor(number) < number) {
-        return false;
-    }
-    *out_number = number;
-    return true;
-}
-
+/* An integer of either spelling. */
 static enum err_code read_u32(const struct json_t *value, const char *name, uint32_t min_value,
                               uint32_t max_value, uint32_t *out_value, struct err *err)
 {
-    double number = 0;
     enum json_kind kind = json_kind(value);
     if (kind != JSON_KIND_INTEGER && kind != JSON_KIND_BIG_INTEGER && kind != JSON_KIND_REAL) {
         return err_set(err, ERR_CONFIG, "%s is %s, must be an integer from %u to %u", name,
                        json_kind_text(kind), min_value, max_value);
     }
-    if (!integral(value, &number) || number < min_value || number > max_value) {
+    double number = json_number(value);
+    if (!(number >= min_value && number <= max_value) || floor(number) < number) {
         return err_set(err, ERR_CONFIG, "%s is %.10g, must be an integer from %u to %u", name,
-                       json_number(value), min_value, max_value);
+                       number, min_value, max_value);
     }
     *out_value = (uint32_t)number;
     return ERR_OK;
@@ -283,67 +262,4 @@ bool checkpoint_is_modality(const struct checkpoint_info *info, uint32_t token_i
         }
     }
     return false;
-}
-
-/* ERR_NOT_FOUND where nothing is at path; whether it can be read is the opener's business. */
-static enum err_code find(const char *path, const char *what, struct err *err)
-{
-    struct stat status;
-    if (stat(path, &status) == 0) {
-        return ERR_OK;
-    }
-    return errno == ENOENT || errno == ENOTDIR
-               ? err_set(err, ERR_NOT_FOUND, "there is no %s '%s'", what, path)
-               : err_errno(err, errno, "cannot read %s '%s'", what, path);
-}
-
-static enum err_code parse(const char *model_dir, const char *name, struct json_t **out_value,
-                           struct err *err)
-{
-    char path[MAX_PATH_BYTES];
-    if (snprintf(path, sizeof(path), "%s/%s", model_dir, name) >= (int)sizeof(path)) {
-        return err_set(err, ERR_ARGUMENT, "the path of %s is longer than %d bytes", name,
-                       MAX_PATH_BYTES);
-    }
-    enum err_code code = find(path, "file", err);
-    return code != ERR_OK ? code : json_parse_file(path, CHECKPOINT_MAX_FILE_BYTES, out_value, err);
-}
-
-enum err_code checkpoint_parse_files(const char *model_dir, struct json_t **out_config,
-                                     struct json_t **out_generation, struct err *err)
-{
-    struct json_t *config = NULL;
-    struct json_t *generation = NULL;
-    enum err_code code = find(model_dir, "model folder", err);
-    if (code == ERR_OK) {
-        code = parse(model_dir, "config.json", &config, err);
-    }
-    if (code != ERR_OK) {
-        return code;
-    }
-    code = parse(model_dir, "generation_config.json", &generation, err);
-    if (code != ERR_OK && code != ERR_NOT_FOUND) {
-        json_release(config);
-        return code;
-    }
-    *out_config = config;
-    *out_generation = generation;
-    return ERR_OK;
-}
-
-enum err_code checkpoint_load_info(const char *model_dir, struct checkpoint_info *out_info,
-                                   struct err *err)
-{
-    struct json_t *config = NULL;
-    struct json_t *generation = NULL;
-    enum err_code code = checkpoint_parse_files(model_dir, &config, &generation, err);
-    if (code == ERR_OK) {
-        code = checkpoint_read_info(config, generation, out_info, err);
-    }
-    if (code != ERR_OK && code != ERR_NOT_FOUND) {
-        code = err_wrap(err, "model folder '%s'", model_dir);
-    }
-    json_release(config);
-    json_release(generation);
-    return code;
 }
