@@ -11,7 +11,8 @@ static inline bool num_mul(size_t a, size_t b, size_t *out)
 {
     size_t product;
     bool fits = !__builtin_mul_overflow(a, b, &product);
-    *out = fits ? product : *out;
+    if (fits)
+        *out = product;
     return fits;
 }
 
@@ -19,7 +20,8 @@ static inline bool num_add(size_t a, size_t b, size_t *out)
 {
     size_t sum;
     bool fits = !__builtin_add_overflow(a, b, &sum);
-    *out = fits ? sum : *out;
+    if (fits)
+        *out = sum;
     return fits;
 }
 
