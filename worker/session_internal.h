@@ -1,0 +1,104 @@
+/* The insides of the core, shared by its source files and by nothing else.
+ *
+ *   session.c          create, open, close, deliver, figures, counters
+ *   session_apply.c    what each message does when its turn comes
+ *   session_collect.c  what becomes of a finished step
+ *   session_check.c    everything recomputed */
+#ifndef WORKER_SESSION_INTERNAL_H
+#define WORKER_SESSION_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "worker/inbox.h"
+#include "worker/plan_check.h"
+#include "worker/publish.h"
+#include "worker/seq_index.h"
+#include "worker/sequence.h"
+#include "worker/session.h"
+#include "worker/step.h"
+
+/* Open ones, and closed ones that still have a step in flight. */
+#define SESSION_MAX_KEPT (SESSION_MAX_COUNT + STEP_MAX_DEPTH)
+
+struct session {
+    struct session_core *core;
+    uint64_t epoch;
+    void *owner;  /* borrowed by the sink's callbacks while is_open */
+    bool is_open; /* false: kept until its last step is collected */
+    struct session_quota quota;
+    uint32_t held_pages[RUNNER_FAMILY_COUNT];
+    struct inbox inbox;
+    struct seq_index index;
+    uint64_t due_msg_seq;       /* of the next message to come */
+    uint32_t unnumbered_count;  /* malformed messages since then, which may have had a number */
+    uint64_t applied;           /* highest msg_seq whose turn has come */
+    uint64_t refused_msg_seq;   /* refusal that a STEP must name in `after`; 0 none */
+    uint32_t reserved_records;  /* most records of its steps in flight */
+    uint32_t sequence_count;    /* alive */
+    uint32_t owed_finished;     /* sequences with an owed_msg_seq */
+    struct result_figures told; /* figures of the last record that had any */
+    uint32_t told_sequences;
+    bool needs_flush;
+};
+
+struct session_core {
+    struct runner *runner; /* borrowed */
+    struct session_sink sink;
+    struct plan_limits limits; /* modality_ids owned */
+    uint32_t slots;            /* sequences alive at once */
+    struct step_line line;
+    struct sequence *sequences; /* owned, [runner slots] */
+    uint32_t *free_slots;       /* owned, [runner slots], a stack */
+    uint32_t free_slot_count;
+    uint32_t alive_count;
+    uint32_t most_local_pages;                  /* of one sequence */
+    struct session *sessions[SESSION_MAX_KEPT]; /* owned */
+    uint32_t session_count;
+    uint32_t turn;              /* index of the session that launches next */
+    struct plan_row *plan_rows; /* owned scratch, [max_step_rows] */
+    uint64_t plan_mark;
+    uint64_t writer; /* last given */
+    uint64_t now_ns;
+    uint64_t last_done_ns;
+    bool wants_room;
+    struct session_stats counted; /* only its counters */
+    struct err lost;              /* code ERR_DEVICE once the device is lost */
+};
+
+struct publish_to session_to(struct session *session);
+
+/* True when count records beyond those of the steps in flight have room; notes that somebody waits
+ * otherwise. */
+bool session_has_room(struct session *session, uint32_t count);
+
+struct result_figures session_figures(const struct session *session);
+void session_note_told(struct session *session, const struct result_figures *figures);
+uint32_t session_steps_in_flight(const struct session *session);
+
+/* The device is lost; returns ERR_DEVICE. */
+enum err_code session_lose_device(struct session_core *core, const struct err *why);
+
+/* Stop a sequence that is not stopped, on the device too. */
+void session_stop_sequence(struct session_core *core, struct sequence *seq);
+
+/* Pages of a stopped sequence return when no launched row names it, and its slot if released. */
+void session_retire_sequence(struct session_core *core, struct sequence *seq);
+
+/* CANCEL: stops the sequence and owes its FINISHED; nothing for others. */
+void session_cancel(struct session *session, uint64_t seq_id, uint64_t msg_seq);
+
+/* FINISHED records owed, as far as there is room. */
+void session_pay_finished(struct session *session);
+
+/* Take the turn of the oldest message if it can be taken now; out_moved says whether it was. */
+enum err_code session_apply_next(struct session *session, bool *out_moved, struct err *err);
+
+/* The same for a STEP. */
+enum err_code session_apply_step(struct session *session, const struct inbox_entry *entry,
+                                 bool *out_moved, struct err *err);
+
+/* Settle the oldest step, which is done. */
+enum err_code session_collect(struct session_core *core, struct err *err);
+
+#endif
