@@ -1,7 +1,7 @@
 /* Messages and tools into prompt tokens, exactly as Gemma 4's two official chat templates do.
  *
- * Rendering yields pieces: control text (special strings become their ids) and content (special
- * strings stay ordinary text), so user text can never forge a turn.  Pure: any thread. */
+ * Rendering yields pieces: control strings (which become their ids) and everything else (in which
+ * special strings stay ordinary text), so user text can never forge a turn.  Pure: any thread. */
 #ifndef FRONTEND_CHAT_RENDER_H
 #define FRONTEND_CHAT_RENDER_H
 
@@ -24,6 +24,11 @@ struct chat_options {
     bool add_generation_prompt;
     bool enable_thinking;
     bool preserve_thinking;
+    /* The prompt ends inside the last message, right behind its content. */
+    bool continue_final_message;
+    /* What a template prints as a placeholder or passes over in silence is rendered so: media parts,
+     * parts of unknown types, roles of any name.  Otherwise they are refused. */
+    bool as_template;
 };
 
 /* Format of a checkpoint from the sha256 of its chat_template.jinja.  NONE with ERR_OK where there
@@ -35,7 +40,7 @@ ERR_NODISCARD enum err_code chat_format_detect(const char *model_dir, enum chat_
 struct chat_span {
     size_t start; /* in chat_prompt.text */
     size_t byte_count;
-    bool is_control; /* special strings are parsed in this span only */
+    bool is_control; /* control strings and nothing else; the spans take turns */
 };
 
 struct chat_prompt {
@@ -47,8 +52,10 @@ struct chat_prompt {
 void chat_prompt_init(struct chat_prompt *prompt);
 void chat_prompt_fini(struct chat_prompt *prompt);
 
-/* messages: array; tools: array or null; both borrowed.  Errors: ERR_ARGUMENT with the path of the
- * member ("messages[2].content[0].type") and what was wrong. */
+/* messages: array; tools: array or null; both borrowed.  Arguments of tool calls may be objects or,
+ * as OpenAI's clients send them, the JSON text of one.  Errors: ERR_ARGUMENT with the path of the
+ * member ("messages[2].content[0].type") and what was wrong; ERR_UNSUPPORTED for images, audio and
+ * video. */
 ERR_NODISCARD enum err_code chat_render(const struct json_t *messages, const struct json_t *tools,
                                         const struct chat_options *options,
                                         struct chat_prompt *out_prompt, struct err *err);

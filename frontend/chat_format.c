@@ -1,0 +1,108 @@
+/* Which of the official formats a checkpoint uses, and a rendering's token ids. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <openssl/evp.h>
+
+#include "frontend/chat_render.h"
+
+enum {
+    SHA256_BYTES = 32,
+    TEMPLATE_MAX_BYTES = 1 << 20,
+};
+
+/* Source: chat_template.jinja of the published checkpoints, 2026-07-09. */
+static const struct {
+    const char *sha256;
+    enum chat_format format;
+} known_templates[] = {
+    {"ae53464bf3be25802b3a5b37def7fd89667067d7577049b3b2d74c4d8de4c6d4", CHAT_FORMAT_LARGE},
+    {"0a2c8073c878ab1da004bee933a998606537bbb62016310352c7285c3f01c5b5", CHAT_FORMAT_SMALL},
+};
+
+static enum err_code read_template(const char *path, struct buf *text, bool *out_is_absent,
+                                   struct err *err)
+{
+    FILE *file = fopen(path, "rbe");
+    if (file == NULL) {
+        *out_is_absent = errno == ENOENT;
+        return errno == ENOENT ? ERR_OK : err_errno(err, errno, "open '%s'", path);
+    }
+    char chunk[4096];
+    size_t got = 0;
+    while (text->used_bytes <= TEMPLATE_MAX_BYTES &&
+           (got = fread(chunk, 1, sizeof(chunk), file)) > 0) {
+        buf_append(text, chunk, got);
+    }
+    bool has_failed = ferror(file) != 0;
+    int cause = errno;
+    (void)fclose(file); /* only read */
+    if (has_failed) {
+        return err_errno(err, cause, "read '%s'", path);
+    }
+    *out_is_absent = false;
+    return text->used_bytes <= TEMPLATE_MAX_BYTES
+               ? ERR_OK
+               : err_set(err, ERR_UNSUPPORTED, "'%s' has more than %d bytes", path,
+                         TEMPLATE_MAX_BYTES);
+}
+
+static enum err_code sha256_text(const struct buf *text, char out_hex[2 * SHA256_BYTES + 1],
+                                 struct err *err)
+{
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned digest_bytes = 0;
+    if (EVP_Digest(buf_text(text), text->used_bytes, digest, &digest_bytes, EVP_sha256(), NULL) !=
+            1 ||
+        digest_bytes != SHA256_BYTES) {
+        return err_set(err, ERR_INTERNAL, "sha256 is not available");
+    }
+    for (size_t i = 0; i < SHA256_BYTES; i++) {
+        (void)snprintf(out_hex + 2 * i, 3, "%02x", digest[i]); /* fits */
+    }
+    return ERR_OK;
+}
+
+enum err_code chat_format_detect(const char *model_dir, enum chat_format *out_format,
+                                 struct err *err)
+{
+    struct buf path;
+    struct buf text;
+    char hex[2 * SHA256_BYTES + 1];
+    bool is_absent = false;
+    buf_init(&path);
+    buf_init(&text);
+    buf_printf(&path, "%s/chat_template.jinja", model_dir);
+    enum err_code code = read_template(buf_text(&path), &text, &is_absent, err);
+    if (code == ERR_OK && is_absent) {
+        *out_format = CHAT_FORMAT_NONE;
+        goto out;
+    }
+    code = code == ERR_OK ? sha256_text(&text, hex, err) : code;
+    if (code != ERR_OK) {
+        goto out;
+    }
+    for (size_t i = 0; i < sizeof(known_templates) / sizeof(known_templates[0]); i++) {
+        if (strcmp(known_templates[i].sha256, hex) == 0) {
+            *out_format = known_templates[i].format;
+            goto out;
+        }
+    }
+    code = err_set(err, ERR_UNSUPPORTED, "'%.80s' is no known chat template: its sha256 is %s",
+                   buf_text(&path), hex);
+out:
+    buf_fini(&text);
+    buf_fini(&path);
+    return code;
+}
+
+void chat_encode(const struct tokenizer *tokenizer, const struct chat_prompt *prompt,
+                 struct tok_ids *ids)
+{
+    for (size_t i = 0; i < prompt->span_count; i++) {
+        const struct chat_span *span = &prompt->spans[i];
+        tok_encode(tokenizer, prompt->text.at + span->start, span->byte_count,
+                   span->is_control ? TOK_SPECIAL_PARSE : TOK_SPECIAL_AS_TEXT, ids);
+    }
+}
