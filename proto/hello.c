@@ -1,10 +1,14 @@
 #include "proto/hello.h"
 
+#include <errno.h>
+#include <stdio.h>
+
 #include "proto/plan.h"
 #include "proto/result.h"
 
 enum {
-    ENVELOPE_PARTS = 2 /* type, fields */
+    ENVELOPE_PARTS = 2, /* type, fields */
+    CHUNK_BYTES = 8192,
 };
 
 #define MESSAGE(NAME, name, type) static const struct wire_field name##_fields[] = {
@@ -126,4 +130,29 @@ uint64_t hello_table_hash(void)
         hash = wire_hash_u64(hash, limits[i].value);
     }
     return hash;
+}
+
+enum err_code hello_hash_file(const char *path, uint64_t *out_hash, struct err *err)
+{
+    FILE *file = fopen(path, "rbe");
+    if (file == NULL && errno == ENOENT) {
+        *out_hash = 0;
+        return ERR_OK;
+    }
+    if (file == NULL) {
+        return err_errno(err, errno, "'%s'", path);
+    }
+    uint64_t hash = WIRE_HASH_SEED;
+    unsigned char chunk[CHUNK_BYTES];
+    size_t byte_count = 0;
+    while ((byte_count = fread(chunk, 1, sizeof(chunk), file)) > 0) {
+        hash = wire_hash_bytes(hash, chunk, byte_count);
+    }
+    int failure = ferror(file) ? errno : 0;
+    (void)fclose(file); /* read only */
+    if (failure != 0) {
+        return err_errno(err, failure, "'%s'", path);
+    }
+    *out_hash = hash == 0 ? 1 : hash;
+    return ERR_OK;
 }

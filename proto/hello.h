@@ -66,4 +66,8 @@ const struct wire_message *hello_table(uint32_t type);
 /* Hash of every message table (plan.def, hello.def), the result layout and proto/limits.h. */
 uint64_t hello_table_hash(void);
 
+/* What WELCOME's config_hash and tokenizer_hash are: FNV-1a of a file's bytes, never 0; 0 where the
+ * file does not exist.  Errors: ERR_SYSTEM. */
+ERR_NODISCARD enum err_code hello_hash_file(const char *path, uint64_t *out_hash, struct err *err);
+
 #endif

@@ -119,6 +119,7 @@ void wire_dump(const struct wire_message *message, const void *record, struct bu
 
 /* FNV-1a over names, keys, kinds and bounds; and its parts, for facts that stand in no table. */
 uint64_t wire_hash_message(uint64_t hash, const struct wire_message *message);
+uint64_t wire_hash_bytes(uint64_t hash, const void *bytes, size_t byte_count);
 uint64_t wire_hash_text(uint64_t hash, const char *text);
 uint64_t wire_hash_u64(uint64_t hash, uint64_t value);
 #define WIRE_HASH_SEED 0xcbf29ce484222325ULL

@@ -95,6 +95,15 @@ static uint64_t hash_byte(uint64_t hash, unsigned byte)
     return (hash ^ byte) * 0x100000001b3ULL;
 }
 
+uint64_t wire_hash_bytes(uint64_t hash, const void *bytes, size_t byte_count)
+{
+    const unsigned char *at = bytes;
+    for (size_t i = 0; i < byte_count; i++) {
+        hash = hash_byte(hash, at[i]);
+    }
+    return hash;
+}
+
 uint64_t wire_hash_text(uint64_t hash, const char *text)
 {
     for (; *text != '\0'; text++) {

@@ -1,0 +1,54 @@
+/* A real bezel-worker as a child process, in a run directory of its own. */
+#ifndef TESTS_TESTLIB_WORKER_PROCESS_H
+#define TESTS_TESTLIB_WORKER_PROCESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define WORKER_PROCESS_MAX_ARGS 24
+
+struct worker_process {
+    pid_t pid; /* 0: not running */
+    char run_dir[64];
+    char log_path[96]; /* standard error and output */
+    int status;        /* of waitpid, once it has ended */
+};
+
+/* Makes the run directory and starts `bezel-worker --run-dir DIR args... deploy/demo-model`.
+ * args: null-terminated.  Fails the test when it cannot be started; does not wait until it is
+ * ready. */
+void worker_process_start(struct worker_process *process, const char *const *args);
+
+/* The same in an existing run directory. */
+void worker_process_start_in(struct worker_process *process, const char *run_dir,
+                             const char *const *args);
+
+/* Waits for the end.  Exit code; 128 + signal; fails the test after deadline_ms. */
+int worker_process_wait(struct worker_process *process, uint32_t deadline_ms);
+
+/* SIGTERM, wait, and fail the test unless it exits 0 and leaves no socket or segment behind; then
+ * removes the run directory. */
+void worker_process_stop(struct worker_process *process);
+
+/* Removes the run directory of a worker that has ended otherwise. */
+void worker_process_forget(const struct worker_process *process);
+
+/* SIGKILL if it runs still. */
+void worker_process_kill(struct worker_process *process);
+
+/* True when the log holds text. */
+bool worker_process_logged(const struct worker_process *process, const char *text);
+
+/* Lines of the log. */
+uint32_t worker_process_log_lines(const struct worker_process *process);
+
+/* The value after "name=" in the last line that holds it, as a number of the base; fails the test
+ * where there is none. */
+uint64_t worker_process_logged_u64(const struct worker_process *process, const char *name,
+                                   int base);
+
+/* CPU time used so far. */
+uint64_t worker_process_cpu_ns(const struct worker_process *process);
+
+#endif

@@ -1,0 +1,212 @@
+#include "worker/loader.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/num.h"
+#include "proto/hello.h"
+#include "worker/capacity.h"
+#include "worker/runner_cpu.h"
+
+enum {
+    PATH_BYTES = 4200,
+    SPARE_SLOTS = 16, /* beyond max_slots: an ADMIT need not wait for the last steps of a RELEASE */
+};
+
+#define LINE_EVERY_NS     (2 * CLOCK_NS_PER_SEC)
+#define REDRAW_EVERY_NS   (100 * CLOCK_NS_PER_MS)
+#define WATCHDOG_FLOOR_NS (5 * CLOCK_NS_PER_SEC)
+
+struct progress {
+    struct loader_progress to;
+    bool is_terminal;
+    uint64_t start_ns;
+    uint64_t shown_ns;
+};
+
+static void on_progress(void *owner, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct progress *progress = owner;
+    uint64_t now_ns = clock_now_ns();
+    if (progress->to.on_progress != NULL) {
+        progress->to.on_progress(progress->to.owner, done_bytes, total_bytes);
+    }
+    bool is_last = done_bytes == total_bytes;
+    uint64_t every_ns = progress->is_terminal ? REDRAW_EVERY_NS : LINE_EVERY_NS;
+    if (now_ns - progress->shown_ns < every_ns && !is_last) {
+        return;
+    }
+    progress->shown_ns = now_ns;
+    if (progress->is_terminal) {
+        (void)fprintf(stderr, "\rloading weights: %llu of %llu MB%s",
+                      (unsigned long long)(done_bytes >> 20),
+                      (unsigned long long)(total_bytes >> 20), is_last ? "\n" : "");
+        return;
+    }
+    log_info("weights", "loading", "done_mb=%llu total_mb=%llu elapsed_ms=%llu",
+             (unsigned long long)(done_bytes >> 20), (unsigned long long)(total_bytes >> 20),
+             (now_ns - progress->start_ns) / CLOCK_NS_PER_MS);
+}
+
+static enum err_code hash_files(const char *model_dir, struct loaded *loaded, struct err *err)
+{
+    char path[PATH_BYTES];
+    (void)snprintf(path, sizeof(path), "%s/config.json", model_dir);
+    enum err_code code = hello_hash_file(path, &loaded->config_hash, err);
+    (void)snprintf(path, sizeof(path), "%s/tokenizer.json", model_dir);
+    return code == ERR_OK ? hello_hash_file(path, &loaded->tokenizer_hash, err) : code;
+}
+
+/* Memory that can be had without swapping; 0 where the system does not say. */
+static uint64_t available_bytes(void)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    unsigned long long available_kb = 0;
+    char line[128];
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        if (sscanf(line, "MemAvailable: %15llu kB", /* NOLINT(cert-err34-c): bounded digits */
+                   &available_kb) == 1) {
+            break;
+        }
+    }
+    if (file != NULL) {
+        (void)fclose(file); /* read only */
+    }
+    return (uint64_t)available_kb << 10;
+}
+
+static enum err_code choose_context(const struct options *options,
+                                    const struct model_config *config, uint32_t *out_tokens,
+                                    struct err *err)
+{
+    uint32_t model_tokens = num_min(config->max_positions, PLAN_MAX_PROMPT_TOKENS);
+    if (options->max_context_tokens > model_tokens) {
+        return err_set(err, ERR_CONFIG, "--max-context-tokens %u: the model has at most %u",
+                       options->max_context_tokens, model_tokens);
+    }
+    *out_tokens = options->max_context_tokens == 0 ? model_tokens : options->max_context_tokens;
+    return ERR_OK;
+}
+
+static void log_capacity(const struct capacity_wish *wish, const struct runner_limits *limits)
+{
+    static const uint32_t lengths[] = {1024, 8192, 32768, 131072};
+    const uint32_t *pages = limits->pages;
+    log_info(
+        "capacity", "pools",
+        "local_pages=%u local_mb=%llu global_pages=%u global_mb=%llu page_tokens=%u",
+        pages[RUNNER_FAMILY_LOCAL],
+        (unsigned long long)(pages[RUNNER_FAMILY_LOCAL] * wish->page_bytes[RUNNER_FAMILY_LOCAL] >>
+                             20),
+        pages[RUNNER_FAMILY_GLOBAL],
+        (unsigned long long)(pages[RUNNER_FAMILY_GLOBAL] * wish->page_bytes[RUNNER_FAMILY_GLOBAL] >>
+                             20),
+        limits->page_tokens);
+    struct buf text;
+    buf_init(&text);
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        if (lengths[i] < limits->max_context_tokens) {
+            buf_printf(&text, "of_%u_tokens=%u ", lengths[i],
+                       capacity_requests(wish, pages, lengths[i]));
+        }
+    }
+    log_info("capacity", "requests-at-once", "%sof_%u_tokens=%u slots=%u", buf_text(&text),
+             limits->max_context_tokens, capacity_requests(wish, pages, limits->max_context_tokens),
+             wish->slots);
+    buf_fini(&text);
+}
+
+static enum err_code choose_limits(const struct options *options, const struct model_config *config,
+                                   struct runner_limits *out_limits, struct err *err)
+{
+    uint32_t context_tokens = 0;
+    enum err_code code = choose_context(options, config, &context_tokens, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    struct runner_limits limits = {
+        .slots = options->max_slots + num_min(options->max_slots, SPARE_SLOTS),
+        .max_step_rows = num_min(options->max_slots, options->max_step_tokens),
+        .max_step_tokens = options->max_step_tokens,
+        .max_context_tokens = context_tokens,
+        .vocab_tokens = config->info.vocab_tokens,
+        .window_tokens = config->families[RUNNER_FAMILY_LOCAL].window_tokens,
+        .page_tokens = options->page_tokens,
+        .pipeline_depth = options->pipeline_depth,
+    };
+    const struct capacity_wish wish = {
+        .slots = options->max_slots,
+        .max_context_tokens = context_tokens,
+        .max_step_tokens = options->max_step_tokens,
+        .pipeline_depth = options->pipeline_depth,
+        .page_tokens = options->page_tokens,
+        .window_tokens = limits.window_tokens,
+        .page_bytes = {runner_cpu_page_bytes(config, RUNNER_FAMILY_LOCAL, options->page_tokens),
+                       runner_cpu_page_bytes(config, RUNNER_FAMILY_GLOBAL, options->page_tokens)},
+        .pages = {options->local_pages, options->global_pages},
+        .memory_bytes = (uint64_t)options->kv_memory_mb << 20,
+        .available_bytes = available_bytes() / 2, /* the other half is the host's */
+    };
+    code = capacity_plan(&wish, limits.pages, err);
+    if (code == ERR_OK) {
+        log_capacity(&wish, &limits);
+        *out_limits = limits;
+    }
+    return code;
+}
+
+static enum err_code make_runner(const struct options *options, struct inject *inject,
+                                 struct loaded *loaded, struct err *err)
+{
+    struct runner_cpu_options runner_options = {.threads = options->threads, .inject = inject};
+    enum err_code code = choose_limits(options, &loaded->config, &runner_options.limits, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    loaded->limits = (struct session_limits){
+        .slots = options->max_slots,
+        .ring_records = options->ring_records,
+        .modality_ids = loaded->config.info.modality_ids,
+        .modality_id_count = loaded->config.info.modality_count,
+    };
+    /* The slowest honest step: every weight times the most tokens at one product per ns. */
+    uint64_t slowest_ns = loaded->weights.block_bytes * options->max_step_tokens;
+    loaded->watchdog_ns = slowest_ns < WATCHDOG_FLOOR_NS ? WATCHDOG_FLOOR_NS : slowest_ns;
+    if (options->watchdog_ms != 0) {
+        loaded->watchdog_ns = options->watchdog_ms * CLOCK_NS_PER_MS;
+    }
+    return runner_cpu_create(&loaded->config, &loaded->weights, &runner_options, &loaded->runner,
+                             err);
+}
+
+enum err_code loader_open(const struct options *options, struct inject *inject,
+                          const struct loader_progress *progress, struct loaded *loaded,
+                          struct err *err)
+{
+    struct progress shown = {
+        .to = *progress,
+        .is_terminal = isatty(STDERR_FILENO) == 1,
+        .start_ns = clock_now_ns(),
+        .shown_ns = clock_now_ns(),
+    };
+    const struct weights_progress weights_progress = {on_progress, &shown};
+    enum err_code code = model_config_load(options->model_dir, &loaded->config, err);
+    code = code == ERR_OK ? model_config_check_supported(&loaded->config, err) : code;
+    code = code == ERR_OK ? hash_files(options->model_dir, loaded, err) : code;
+    code = code == ERR_OK ? weights_open_host(options->model_dir, &loaded->config,
+                                              &weights_progress, &loaded->weights, err)
+                          : code;
+    return code == ERR_OK ? make_runner(options, inject, loaded, err) : code;
+}
+
+void loader_close(struct loaded *loaded)
+{
+    if (loaded->runner != NULL) {
+        loaded->runner->table->destroy(loaded->runner);
+        loaded->runner = NULL;
+    }
+    weights_fini(&loaded->weights);
+}

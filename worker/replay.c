@@ -1,0 +1,235 @@
+#include "worker/replay.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+#include "common/num.h"
+#include "proto/plan.h"
+#include "proto/wire.h"
+#include "worker/record.h"
+
+enum {
+    RING_RECORDS = 1 << 20 /* records are dropped, so the ring is never full */
+};
+
+struct replay {
+    struct replay_options options;
+    struct replay_summary summary;
+    struct session_core *core;
+    struct record_reader *reader;
+    struct mem_arena arena;
+    uint32_t *mask; /* owned; all tokens allowed */
+    struct {
+        uint64_t epoch;
+        struct session *session; /* null: free */
+    } opens[SESSION_MAX_COUNT];
+};
+
+uint64_t replay_digest_add(uint64_t digest, uint64_t seq_id, uint32_t position, uint32_t token)
+{
+    uint64_t hash = wire_hash_u64(WIRE_HASH_SEED, seq_id);
+    return digest + wire_hash_u64(hash, (uint64_t)position << 32 | token);
+}
+
+/* ---- sink ---- */
+
+static uint32_t on_room(void *context, void *owner, uint32_t wanted)
+{
+    return RING_RECORDS;
+}
+
+static void on_push(void *context, void *owner, const struct result_record *record)
+{
+    struct replay *replay = context;
+    struct replay_summary *summary = &replay->summary;
+    switch ((enum result_kind)record->kind) {
+    case RESULT_TOKEN:
+        summary->tokens++;
+        summary->digest = replay_digest_add(summary->digest, record->seq_id,
+                                            record->as.token.position, record->as.token.token);
+        break;
+    case RESULT_FINISHED: summary->finished++; break;
+    case RESULT_REFUSED: summary->refused++; break;
+    case RESULT_FAILED: summary->failed++; break;
+    case RESULT_LOGPROBS:
+    case RESULT_ADMITTED:
+    case RESULT_STEP_DONE:
+    case RESULT_STATE:
+    case RESULT_PONG: break;
+    }
+}
+
+static void on_flush(void *context, void *owner)
+{
+}
+
+static const uint32_t *on_mask(void *context, void *owner, uint64_t seq_id, uint32_t position)
+{
+    const struct replay *replay = context;
+    return replay->mask;
+}
+
+/* ---- feeding ---- */
+
+/* One look; waits for the runner where nothing moved and steps run. */
+static enum err_code pump(struct replay *replay, struct session_progress *out_progress,
+                          struct err *err)
+{
+    struct runner *runner = replay->options.runner;
+    enum err_code code = session_core_advance(replay->core, clock_now_ns(), out_progress, err);
+    if (code != ERR_OK || out_progress->moved) {
+        return code;
+    }
+    if (out_progress->steps_in_flight > 0) {
+        (void)runner->table->wait(runner, clock_now_ns() + CLOCK_NS_PER_SEC); /* looks again */
+    } else if (out_progress->queued_steps > 0) {
+        return err_set(err, ERR_INTERNAL, "%u steps wait and none runs",
+                       out_progress->queued_steps);
+    }
+    return ERR_OK;
+}
+
+static enum err_code pump_until_launched(struct replay *replay, const struct session *session,
+                                         struct err *err)
+{
+    struct session_progress progress = {0};
+    enum err_code code = ERR_OK;
+    do {
+        code = pump(replay, &progress, err);
+    } while (code == ERR_OK && (progress.queued_steps > 0 || !session_can_receive(session)));
+    return code;
+}
+
+static enum err_code pump_until_idle(struct replay *replay, struct err *err)
+{
+    struct session_progress progress = {0};
+    enum err_code code = ERR_OK;
+    do {
+        code = pump(replay, &progress, err);
+    } while (code == ERR_OK && (progress.moved || progress.steps_in_flight > 0));
+    return code;
+}
+
+static struct session **find_open(struct replay *replay, uint64_t epoch)
+{
+    for (uint32_t i = 0; i < SESSION_MAX_COUNT; i++) {
+        if (replay->opens[i].session != NULL && replay->opens[i].epoch == epoch) {
+            return &replay->opens[i].session;
+        }
+    }
+    return NULL;
+}
+
+static enum err_code on_open(struct replay *replay, uint64_t epoch, struct err *err)
+{
+    const struct session_quota quota = session_core_all_pages(replay->core);
+    for (uint32_t i = 0; i < SESSION_MAX_COUNT; i++) {
+        if (replay->opens[i].session == NULL) {
+            replay->summary.sessions++;
+            replay->opens[i].epoch = epoch;
+            return session_open(replay->core, epoch, replay, &quota, &replay->opens[i].session,
+                                err);
+        }
+    }
+    return err_set(err, ERR_FORMAT, "record opens more than %u sessions", SESSION_MAX_COUNT);
+}
+
+static enum err_code on_message(struct replay *replay, struct session *session,
+                                const struct record_entry *entry, struct err *err)
+{
+    enum err_code code = pump_until_launched(replay, session, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    replay->summary.messages++;
+    mem_arena_reset(&replay->arena);
+    struct plan_message message;
+    struct err why;
+    if (plan_decode(entry->bytes, entry->byte_count, &replay->arena, &message, &why) != ERR_OK) {
+        replay->summary.malformed++;
+        session_deliver_malformed(session, &why);
+        return ERR_OK;
+    }
+    return session_deliver(session, &message, err);
+}
+
+static enum err_code on_entry(struct replay *replay, const struct record_entry *entry,
+                              struct err *err)
+{
+    if (entry->kind == RECORD_OPEN) {
+        return on_open(replay, entry->epoch, err);
+    }
+    struct session **session = find_open(replay, entry->epoch);
+    if (session == NULL) {
+        return err_set(err, ERR_FORMAT, "record: no session of epoch %" PRIu64, entry->epoch);
+    }
+    if (entry->kind == RECORD_MESSAGE) {
+        return on_message(replay, *session, entry, err);
+    }
+    enum err_code code = pump_until_idle(replay, err);
+    session_close(*session);
+    *session = NULL;
+    return code;
+}
+
+static enum err_code feed(struct replay *replay, struct err *err)
+{
+    bool is_end = false;
+    enum err_code code = ERR_OK;
+    while (code == ERR_OK && !is_end) {
+        struct record_entry entry = {0};
+        code = record_read(replay->reader, &entry, &is_end, err);
+        if (code == ERR_OK && !is_end) {
+            code = on_entry(replay, &entry, err);
+        }
+    }
+    return code == ERR_OK ? pump_until_idle(replay, err) : code;
+}
+
+enum err_code replay_run(const struct replay_options *options, struct replay_summary *out_summary,
+                         struct err *err)
+{
+    struct replay replay = {.options = *options};
+    const struct session_sink sink = {
+        .context = &replay,
+        .room = on_room,
+        .push = on_push,
+        .flush = on_flush,
+        .mask = on_mask,
+    };
+    struct record_header header;
+    uint32_t vocab_tokens = options->runner->limits.vocab_tokens;
+    replay.mask = mem_zalloc(num_ceil_div(vocab_tokens, 32), sizeof(uint32_t));
+    memset(replay.mask, 0xff, num_ceil_div(vocab_tokens, 32) * sizeof(uint32_t));
+    enum err_code code =
+        mem_arena_init(&replay.arena, plan_decode_arena_bytes(PLAN_MAX_MESSAGE_BYTES), err);
+    code = code == ERR_OK ? record_reader_open(options->path, &header, &replay.reader, err) : code;
+    if (code == ERR_OK && header.vocab_tokens != vocab_tokens) {
+        code = err_set(err, ERR_CONFIG, "record is of a model with %u tokens, this one has %u",
+                       header.vocab_tokens, vocab_tokens);
+    }
+    if (code == ERR_OK) {
+        struct session_limits limits = options->limits;
+        limits.ring_records = RING_RECORDS;
+        code = session_core_create(options->runner, &limits, &sink, options->inject, &replay.core,
+                                   err);
+    }
+    if (code == ERR_OK) {
+        uint64_t start_ns = clock_now_ns();
+        code = feed(&replay, err);
+        replay.summary.wall_ns = clock_now_ns() - start_ns;
+        struct session_stats stats;
+        session_core_stats(replay.core, &stats);
+        replay.summary.steps = stats.steps;
+    }
+    if (code == ERR_OK) {
+        *out_summary = replay.summary;
+    }
+    session_core_destroy(replay.core);
+    record_reader_close(replay.reader);
+    mem_arena_fini(&replay.arena);
+    mem_free(replay.mask);
+    return code;
+}
