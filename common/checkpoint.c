@@ -5,6 +5,8 @@
 
 #include "common/json.h"
 
+static const char generation_path[] = "generation_config.json";
+
 static const char *dot(const char *path)
 {
     return path[0] == '\0' ? "" : ".";
@@ -28,25 +30,25 @@ static enum err_code read_u32(const struct json_t *value, const char *name, uint
     return ERR_OK;
 }
 
-enum err_code checkpoint_get_u32(const struct json_t *object, const char *path, const char *key,
+enum err_code checkpoint_get_u32(const struct checkpoint_object *object, const char *key,
                                  uint32_t min_value, uint32_t max_value, uint32_t *out_value,
                                  struct err *err)
 {
-    const struct json_t *value = json_member(object, key);
+    const struct json_t *value = json_member(object->json, key);
     if (value == NULL || json_kind(value) == JSON_KIND_NULL) {
         return ERR_OK;
     }
     char name[128];
-    (void)snprintf(name, sizeof(name), "%s%s%s", path, dot(path), key);
+    (void)snprintf(name, sizeof(name), "%s%s%s", object->path, dot(object->path), key);
     return read_u32(value, name, min_value, max_value, out_value, err);
 }
 
-const struct json_t *checkpoint_text_config(const struct json_t *config, const char **out_path)
+struct checkpoint_object checkpoint_text_config(const struct json_t *config)
 {
     const struct json_t *text = json_member(config, "text_config");
     bool is_wrapper = text != NULL && json_kind(text) == JSON_KIND_OBJECT;
-    *out_path = is_wrapper ? "text_config" : "";
-    return is_wrapper ? text : config;
+    return is_wrapper ? (struct checkpoint_object){.json = text, .path = "text_config"}
+                      : (struct checkpoint_object){.json = config, .path = ""};
 }
 
 struct id_list {
@@ -79,15 +81,15 @@ static enum err_code add_id(struct id_list *list, const struct json_t *value, co
 }
 
 /* object[key] is an id, a list of ids, null or absent. */
-static enum err_code add_ids(struct id_list *list, const struct json_t *object, const char *path,
+static enum err_code add_ids(struct id_list *list, const struct checkpoint_object *object,
                              const char *key, struct err *err)
 {
-    const struct json_t *value = json_member(object, key);
+    const struct json_t *value = json_member(object->json, key);
     if (value == NULL || json_kind(value) == JSON_KIND_NULL) {
         return ERR_OK;
     }
     char name[128];
-    (void)snprintf(name, sizeof(name), "%s%s%s", path, dot(path), key);
+    (void)snprintf(name, sizeof(name), "%s%s%s", object->path, dot(object->path), key);
     if (json_kind(value) != JSON_KIND_ARRAY) {
         return add_id(list, value, name, err);
     }
@@ -107,6 +109,7 @@ static enum err_code read_modality_ids(const struct json_t *config, struct check
     static const char *const names[] = {"image_token", "audio_token", "video_token", "boi_token",
                                         "eoi_token",   "boa_token",   "eoa_token"};
     static const char *const suffixes[] = {"_id", "_index"};
+    const struct checkpoint_object root = {.json = config, .path = ""};
     struct id_list list = {.ids = info->modality_ids,
                            .cap = sizeof(info->modality_ids) / sizeof(info->modality_ids[0]),
                            .vocab_tokens = info->vocab_tokens,
@@ -115,7 +118,7 @@ static enum err_code read_modality_ids(const struct json_t *config, struct check
         for (size_t j = 0; j < sizeof(suffixes) / sizeof(suffixes[0]); j++) {
             char key[32];
             (void)snprintf(key, sizeof(key), "%s%s", names[i], suffixes[j]);
-            enum err_code code = add_ids(&list, config, "", key, err);
+            enum err_code code = add_ids(&list, &root, key, err);
             if (code != ERR_OK) {
                 return code;
             }
@@ -128,20 +131,18 @@ static enum err_code read_modality_ids(const struct json_t *config, struct check
 static enum err_code read_eos_ids(const struct json_t *config, const struct json_t *generation,
                                   struct checkpoint_info *info, struct err *err)
 {
-    const char *text_path;
-    const struct json_t *text = checkpoint_text_config(config, &text_path);
-    const struct {
-        const struct json_t *object;
-        const char *path;
-    } sources[] = {{generation, "generation_config.json"}, {config, ""}, {text, text_path}};
+    const struct checkpoint_object sources[] = {
+        {.json = generation, .path = generation_path},
+        {.json = config, .path = ""},
+        checkpoint_text_config(config),
+    };
     struct id_list list = {
         .ids = info->eos_ids, .cap = CHECKPOINT_MAX_EOS_IDS, .vocab_tokens = info->vocab_tokens};
     for (size_t i = 0; i < sizeof(sources) / sizeof(sources[0]) && list.count == 0; i++) {
-        if (sources[i].object == NULL) {
+        if (sources[i].json == NULL) {
             continue;
         }
-        enum err_code code =
-            add_ids(&list, sources[i].object, sources[i].path, "eos_token_id", err);
+        enum err_code code = add_ids(&list, &sources[i], "eos_token_id", err);
         if (code != ERR_OK) {
             return code;
         }
@@ -159,12 +160,12 @@ static enum err_code get_f32(const struct json_t *generation, const char *key, d
 {
     double value = 0;
     enum err_code code =
-        json_get_f64_or(generation, "generation_config.json", key, (double)*out_value, &value, err);
+        json_get_f64_or(generation, generation_path, key, (double)*out_value, &value, err);
     if (code != ERR_OK) {
         return code;
     }
     if (!(value >= 0 && value <= max_value)) {
-        return err_set(err, ERR_CONFIG, "generation_config.json.%s is %.6g, must be from 0 to %.6g",
+        return err_set(err, ERR_CONFIG, "%s.%s is %.6g, must be from 0 to %.6g", generation_path,
                        key, value, max_value);
     }
     *out_value = (float)value;
@@ -174,24 +175,25 @@ static enum err_code get_f32(const struct json_t *generation, const char *key, d
 static enum err_code read_generation(const struct json_t *generation, struct checkpoint_info *info,
                                      struct err *err)
 {
-    static const char path[] = "generation_config.json";
+    const struct checkpoint_object object = {.json = generation, .path = generation_path};
     struct checkpoint_sampling *sampling = &info->sampling;
     *sampling = (struct checkpoint_sampling){.temperature = 1, .top_p = 1};
     if (generation == NULL) {
         return ERR_OK;
     }
     if (json_kind(generation) != JSON_KIND_OBJECT) {
-        return err_set(err, ERR_CONFIG, "%s is %s, must be an object", path,
+        return err_set(err, ERR_CONFIG, "%s is %s, must be an object", generation_path,
                        json_kind_text(json_kind(generation)));
     }
     struct id_list list = {.ids = info->suppress_ids,
                            .cap = CHECKPOINT_MAX_IDS,
                            .vocab_tokens = info->vocab_tokens,
                            .drop_outside = true};
-    enum err_code code = add_ids(&list, generation, path, "suppress_tokens", err);
+    enum err_code code = add_ids(&list, &object, "suppress_tokens", err);
     if (code == ERR_OK) {
         info->suppress_count = list.count;
-        code = json_get_bool_or(generation, path, "do_sample", false, &sampling->do_sample, err);
+        code = json_get_bool_or(generation, generation_path, "do_sample", false,
+                                &sampling->do_sample, err);
     }
     if (code == ERR_OK) {
         code = get_f32(generation, "temperature", 100, &sampling->temperature, err);
@@ -200,7 +202,7 @@ static enum err_code read_generation(const struct json_t *generation, struct che
         code = get_f32(generation, "top_p", 1, &sampling->top_p, err);
     }
     if (code == ERR_OK) {
-        code = checkpoint_get_u32(generation, path, "top_k", 0, CHECKPOINT_MAX_VOCAB_TOKENS,
+        code = checkpoint_get_u32(&object, "top_k", 0, CHECKPOINT_MAX_VOCAB_TOKENS,
                                   &sampling->top_k, err);
     }
     return code;
@@ -211,11 +213,10 @@ static enum err_code read_one_id(const struct json_t *config, const char *key,
                                  uint32_t vocab_tokens, uint32_t *out_id, struct err *err)
 {
     *out_id = CHECKPOINT_NO_ID;
-    const char *path;
-    const struct json_t *text = checkpoint_text_config(config, &path);
-    enum err_code code = checkpoint_get_u32(text, path, key, 0, vocab_tokens - 1, out_id, err);
-    return code != ERR_OK ? code
-                          : checkpoint_get_u32(config, "", key, 0, vocab_tokens - 1, out_id, err);
+    const struct checkpoint_object root = {.json = config, .path = ""};
+    const struct checkpoint_object text = checkpoint_text_config(config);
+    enum err_code code = checkpoint_get_u32(&text, key, 0, vocab_tokens - 1, out_id, err);
+    return code != ERR_OK ? code : checkpoint_get_u32(&root, key, 0, vocab_tokens - 1, out_id, err);
 }
 
 enum err_code checkpoint_read_info(const struct json_t *config, const struct json_t *generation,
@@ -225,11 +226,10 @@ enum err_code checkpoint_read_info(const struct json_t *config, const struct jso
         return err_set(err, ERR_CONFIG, "config.json is %s, must be an object",
                        json_kind_text(json_kind(config)));
     }
-    const char *path;
-    const struct json_t *text = checkpoint_text_config(config, &path);
+    const struct checkpoint_object text = checkpoint_text_config(config);
     struct checkpoint_info info = {0};
-    enum err_code code = checkpoint_get_u32(text, path, "vocab_size", 1,
-                                            CHECKPOINT_MAX_VOCAB_TOKENS, &info.vocab_tokens, err);
+    enum err_code code = checkpoint_get_u32(&text, "vocab_size", 1, CHECKPOINT_MAX_VOCAB_TOKENS,
+                                            &info.vocab_tokens, err);
     if (code == ERR_OK && info.vocab_tokens == 0) {
         code = err_set(err, ERR_CONFIG, "vocab_size is missing");
     }

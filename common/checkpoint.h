@@ -56,9 +56,14 @@ ERR_NODISCARD enum err_code checkpoint_read_info(const struct json_t *config,
                                                  const struct json_t *generation,
                                                  struct checkpoint_info *out_info, struct err *err);
 
-/* config's text_config where it has one, config itself where it is a text model's.  Borrowed;
- * *out_path is the prefix for messages about its keys. */
-const struct json_t *checkpoint_text_config(const struct json_t *config, const char **out_path);
+/* An object of a file with the prefix for messages about its keys. */
+struct checkpoint_object {
+    const struct json_t *json; /* borrowed */
+    const char *path;          /* "text_config", or "" at the root */
+};
+
+/* config's text_config where it has one, config itself where it is a text model's. */
+struct checkpoint_object checkpoint_text_config(const struct json_t *config);
 
 /* Parses both files of a folder; *out_generation is null where there is none.  The caller releases
  * both.  Errors as checkpoint_load_info. */
@@ -66,10 +71,10 @@ ERR_NODISCARD enum err_code checkpoint_parse_files(const char *model_dir,
                                                    struct json_t **out_config,
                                                    struct json_t **out_generation, struct err *err);
 
-/* object[key] as an integer within [min_value, max_value]; 128.0 counts as 128.  Absent and null
- * leave *out_value alone and are no error: set the default before.  path is a prefix for messages
- * ("text_config", or "" at the root).  Errors: ERR_CONFIG, naming path.key, value and limits. */
-ERR_NODISCARD enum err_code checkpoint_get_u32(const struct json_t *object, const char *path,
+/* A member as an integer within [min_value, max_value]; 128.0 counts as 128.  Absent and null
+ * leave *out_value alone and are no error: set the default before.
+ * Errors: ERR_CONFIG, naming path.key, value and limits. */
+ERR_NODISCARD enum err_code checkpoint_get_u32(const struct checkpoint_object *object,
                                                const char *key, uint32_t min_value,
                                                uint32_t max_value, uint32_t *out_value,
                                                struct err *err);

@@ -6,7 +6,7 @@
 #include "common/json.h"
 #include "worker/model_config_internal.h"
 
-const char *model_dot(const struct model_source *source)
+const char *model_dot(const struct checkpoint_object *source)
 {
     return source->path[0] == '\0' ? "" : ".";
 }
@@ -23,10 +23,10 @@ const struct json_t *model_member(const struct json_t *object, const char *key)
     return value != NULL && json_kind(value) == JSON_KIND_NULL ? NULL : value;
 }
 
-enum err_code model_get_object(const struct model_source *source, const char *key,
+enum err_code model_get_object(const struct checkpoint_object *source, const char *key,
                                const struct json_t **out_object, struct err *err)
 {
-    const struct json_t *value = model_member(source->text, key);
+    const struct json_t *value = model_member(source->json, key);
     if (value != NULL && json_kind(value) != JSON_KIND_OBJECT) {
         return err_set(err, ERR_CONFIG, "%s%s%s is %s, must be an object", source->path,
                        model_dot(source), key, json_kind_text(json_kind(value)));
@@ -35,18 +35,18 @@ enum err_code model_get_object(const struct model_source *source, const char *ke
     return ERR_OK;
 }
 
-enum err_code model_need_u32(const struct model_source *source, const char *key, uint32_t min_value,
-                             uint32_t max_value, uint32_t *out_value, struct err *err)
+enum err_code model_need_u32(const struct checkpoint_object *source, const char *key,
+                             uint32_t min_value, uint32_t max_value, uint32_t *out_value,
+                             struct err *err)
 {
-    if (model_member(source->text, key) == NULL) {
+    if (model_member(source->json, key) == NULL) {
         return err_set(err, ERR_CONFIG, "%s%s%s is missing, must be an integer from %u to %u",
                        source->path, model_dot(source), key, min_value, max_value);
     }
-    return checkpoint_get_u32(source->text, source->path, key, min_value, max_value, out_value,
-                              err);
+    return checkpoint_get_u32(source, key, min_value, max_value, out_value, err);
 }
 
-static enum err_code check_multiple(const struct model_source *source, const char *key,
+static enum err_code check_multiple(const struct checkpoint_object *source, const char *key,
                                     uint32_t value, uint32_t multiple, struct err *err)
 {
     if (value % multiple != 0) {
@@ -57,13 +57,13 @@ static enum err_code check_multiple(const struct model_source *source, const cha
 }
 
 static enum err_code check_model_type(const struct json_t *config,
-                                      const struct model_source *source, struct err *err)
+                                      const struct checkpoint_object *source, struct err *err)
 {
     static const char *const known[] = {"gemma4", "gemma4_text", "gemma4_unified",
                                         "gemma4_unified_text"};
     const char *type;
     enum err_code code =
-        json_get_text_or(source->text, source->path, "model_type", NULL, &type, err);
+        json_get_text_or(source->json, source->path, "model_type", NULL, &type, err);
     if (code == ERR_OK && type == NULL) {
         code = json_get_text_or(config, "", "model_type", NULL, &type, err);
     }
@@ -84,10 +84,10 @@ static enum err_code check_model_type(const struct json_t *config,
 }
 
 /* Keys whose other values would change the network in ways that no Gemma 4 model does. */
-static enum err_code check_fixed_keys(const struct model_source *source, struct err *err)
+static enum err_code check_fixed_keys(const struct checkpoint_object *source, struct err *err)
 {
     const char *activation;
-    enum err_code code = json_get_text_or(source->text, source->path, "hidden_activation",
+    enum err_code code = json_get_text_or(source->json, source->path, "hidden_activation",
                                           "gelu_pytorch_tanh", &activation, err);
     if (code == ERR_OK && strcmp(activation, "gelu_pytorch_tanh") != 0) {
         code =
@@ -97,7 +97,7 @@ static enum err_code check_fixed_keys(const struct model_source *source, struct 
     bool has_bias = false;
     if (code == ERR_OK) {
         code =
-            json_get_bool_or(source->text, source->path, "attention_bias", false, &has_bias, err);
+            json_get_bool_or(source->json, source->path, "attention_bias", false, &has_bias, err);
     }
     if (code == ERR_OK && has_bias) {
         code = err_set(err, ERR_CONFIG, "%s%sattention_bias is true, must be false", source->path,
@@ -105,7 +105,7 @@ static enum err_code check_fixed_keys(const struct model_source *source, struct 
     }
     /* "vision" lets image blocks look ahead, which text prompts do not have; "all" is no causal
      * model.  Older files hold a boolean. */
-    const struct json_t *both = model_member(source->text, "use_bidirectional_attention");
+    const struct json_t *both = model_member(source->json, "use_bidirectional_attention");
     if (code == ERR_OK && both != NULL &&
         !(json_kind(both) == JSON_KIND_BOOL && !json_bool(both)) &&
         !(json_kind(both) == JSON_KIND_TEXT && strcmp(json_text(both, NULL), "vision") == 0)) {
@@ -118,12 +118,12 @@ static enum err_code check_fixed_keys(const struct model_source *source, struct 
     return code;
 }
 
-static enum err_code read_f32(const struct model_source *source, const char *key,
+static enum err_code read_f32(const struct checkpoint_object *source, const char *key,
                               const double bounds[2], float *value, struct err *err)
 {
     double number = 0;
     enum err_code code =
-        json_get_f64_or(source->text, source->path, key, (double)*value, &number, err);
+        json_get_f64_or(source->json, source->path, key, (double)*value, &number, err);
     if (code != ERR_OK) {
         return code;
     }
@@ -135,7 +135,7 @@ static enum err_code read_f32(const struct model_source *source, const char *key
     return ERR_OK;
 }
 
-static enum err_code read_sizes(const struct model_source *source, struct model_config *config,
+static enum err_code read_sizes(const struct checkpoint_object *source, struct model_config *config,
                                 struct err *err)
 {
     static const double eps_bounds[2] = {1e-12, 1e-2};
@@ -164,12 +164,11 @@ static enum err_code read_sizes(const struct model_source *source, struct model_
     return code;
 }
 
-static enum err_code read_ple(const struct model_source *source, struct model_config *config,
+static enum err_code read_ple(const struct checkpoint_object *source, struct model_config *config,
                               struct err *err)
 {
-    enum err_code code =
-        checkpoint_get_u32(source->text, source->path, "hidden_size_per_layer_input", 0,
-                           MODEL_MAX_HIDDEN_ELEMS, &config->ple_elems, err);
+    enum err_code code = checkpoint_get_u32(source, "hidden_size_per_layer_input", 0,
+                                            MODEL_MAX_HIDDEN_ELEMS, &config->ple_elems, err);
     if (code != ERR_OK || config->ple_elems == 0) {
         return code;
     }
@@ -177,18 +176,18 @@ static enum err_code read_ple(const struct model_source *source, struct model_co
                           MODEL_ELEM_MULTIPLE, err);
     config->ple_vocab_tokens = config->info.vocab_tokens;
     if (code == ERR_OK) {
-        code = checkpoint_get_u32(source->text, source->path, "vocab_size_per_layer_input", 1,
+        code = checkpoint_get_u32(source, "vocab_size_per_layer_input", 1,
                                   CHECKPOINT_MAX_VOCAB_TOKENS, &config->ple_vocab_tokens, err);
     }
     return code;
 }
 
-static enum err_code read_experts(const struct model_source *source, struct model_config *config,
-                                  struct err *err)
+static enum err_code read_experts(const struct checkpoint_object *source,
+                                  struct model_config *config, struct err *err)
 {
     bool has_experts = false;
     enum err_code code =
-        json_get_bool_or(source->text, source->path, "enable_moe_block", false, &has_experts, err);
+        json_get_bool_or(source->json, source->path, "enable_moe_block", false, &has_experts, err);
     if (code != ERR_OK || !has_experts) {
         return code;
     }
@@ -197,7 +196,7 @@ static enum err_code read_experts(const struct model_source *source, struct mode
         code =
             model_need_u32(source, "top_k_experts", 1, config->experts, &config->top_experts, err);
     }
-    const char *key = model_member(source->text, "moe_intermediate_size") != NULL
+    const char *key = model_member(source->json, "moe_intermediate_size") != NULL
                           ? "moe_intermediate_size"
                           : "expert_intermediate_size";
     if (code == ERR_OK) {
@@ -211,23 +210,23 @@ static enum err_code read_experts(const struct model_source *source, struct mode
     return code;
 }
 
-static enum err_code read_tying(const struct json_t *config, const struct model_source *source,
+static enum err_code read_tying(const struct json_t *config, const struct checkpoint_object *source,
                                 bool *out_tied, struct err *err)
 {
     bool root = true;
     enum err_code code = json_get_bool_or(config, "", "tie_word_embeddings", true, &root, err);
     return code != ERR_OK ? code
-                          : json_get_bool_or(source->text, source->path, "tie_word_embeddings",
+                          : json_get_bool_or(source->json, source->path, "tie_word_embeddings",
                                              root, out_tied, err);
 }
 
 /* quantization_config lies at the root, or in text_config of some exports. */
 static enum err_code read_quantization(const struct json_t *config,
-                                       const struct model_source *source,
+                                       const struct checkpoint_object *source,
                                        struct model_config *out_config, struct err *err)
 {
     const struct json_t *found = model_member(config, "quantization_config");
-    found = found != NULL ? found : model_member(source->text, "quantization_config");
+    found = found != NULL ? found : model_member(source->json, "quantization_config");
     if (found == NULL) {
         return ERR_OK;
     }
@@ -252,8 +251,7 @@ enum err_code model_config_read(const struct json_t *config, const struct json_t
     if (code != ERR_OK) {
         return code;
     }
-    struct model_source source;
-    source.text = checkpoint_text_config(config, &source.path);
+    const struct checkpoint_object source = checkpoint_text_config(config);
     code = check_model_type(config, &source, err);
     if (code == ERR_OK) {
         code = check_fixed_keys(&source, err);

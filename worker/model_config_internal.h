@@ -4,14 +4,8 @@
 
 #include "worker/model_config.h"
 
-/* The text model's part of config.json and the prefix for messages about it. */
-struct model_source {
-    const struct json_t *text; /* borrowed */
-    const char *path;
-};
-
 /* What stands between path and a key in messages. */
-const char *model_dot(const struct model_source *source);
+const char *model_dot(const struct checkpoint_object *source);
 
 /* The name of a family in layer_types and rope_parameters. */
 const char *model_family_text(enum runner_family family);
@@ -20,21 +14,22 @@ const char *model_family_text(enum runner_family family);
 const struct json_t *model_member(const struct json_t *object, const char *key);
 
 /* text[key], null where absent; ERR_CONFIG where it is something else than an object. */
-ERR_NODISCARD enum err_code model_get_object(const struct model_source *source, const char *key,
-                                             const struct json_t **out_object, struct err *err);
+ERR_NODISCARD enum err_code model_get_object(const struct checkpoint_object *source,
+                                             const char *key, const struct json_t **out_object,
+                                             struct err *err);
 
 /* As checkpoint_get_u32; an absent or null key is ERR_CONFIG. */
-ERR_NODISCARD enum err_code model_need_u32(const struct model_source *source, const char *key,
+ERR_NODISCARD enum err_code model_need_u32(const struct checkpoint_object *source, const char *key,
                                            uint32_t min_value, uint32_t max_value,
                                            uint32_t *out_value, struct err *err);
 
 /* Fills config->layers and config->families from layer_types, the per-layer geometry in either
  * style and num_kv_shared_layers; heads is set before. */
-ERR_NODISCARD enum err_code model_read_layers(const struct model_source *source,
+ERR_NODISCARD enum err_code model_read_layers(const struct checkpoint_object *source,
                                               struct model_config *config, struct err *err);
 
 /* Fills families[].rope, whose head_dim is set, and layers[].rope. */
-ERR_NODISCARD enum err_code model_read_ropes(const struct model_source *source,
+ERR_NODISCARD enum err_code model_read_ropes(const struct checkpoint_object *source,
                                              struct model_config *config, struct err *err);
 
 #endif

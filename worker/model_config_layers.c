@@ -11,9 +11,9 @@ enum {
     FULL_EVERY = 6 /* without layer_types, layers 5, 11, ... and the last are full attention */
 };
 
-static enum err_code read_layer_type(const struct model_source *source, const struct json_t *types,
-                                     uint32_t index, enum runner_family *out_family,
-                                     struct err *err)
+static enum err_code read_layer_type(const struct checkpoint_object *source,
+                                     const struct json_t *types, uint32_t index,
+                                     enum runner_family *out_family, struct err *err)
 {
     const struct json_t *type = json_element(types, index);
     if (json_kind(type) == JSON_KIND_TEXT) {
@@ -31,10 +31,10 @@ static enum err_code read_layer_type(const struct model_source *source, const st
                                                      : json_kind_text(json_kind(type)));
 }
 
-static enum err_code read_layer_types(const struct model_source *source,
+static enum err_code read_layer_types(const struct checkpoint_object *source,
                                       struct model_config *config, struct err *err)
 {
-    const struct json_t *types = model_member(source->text, "layer_types");
+    const struct json_t *types = model_member(source->json, "layer_types");
     uint32_t last = config->layer_count - 1;
     for (uint32_t i = 0; types == NULL && i <= last; i++) {
         config->layers[i].family =
@@ -77,8 +77,9 @@ struct layer_base {
     uint32_t global_kv_heads;
 };
 
-static enum err_code read_base(const struct model_source *source, const struct model_config *config,
-                               struct layer_base *base, struct err *err)
+static enum err_code read_base(const struct checkpoint_object *source,
+                               const struct model_config *config, struct layer_base *base,
+                               struct err *err)
 {
     const char *path = source->path;
     uint32_t shared = 0;
@@ -97,32 +98,32 @@ static enum err_code read_base(const struct model_source *source, const struct m
                               &base->window_tokens, err);
     }
     if (code == ERR_OK) {
-        code = json_get_bool_or(source->text, path, "attention_k_eq_v", false, &base->k_eq_v, err);
+        code = json_get_bool_or(source->json, path, "attention_k_eq_v", false, &base->k_eq_v, err);
     }
     if (code == ERR_OK) {
-        code = json_get_bool_or(source->text, path, "use_double_wide_mlp", false,
+        code = json_get_bool_or(source->json, path, "use_double_wide_mlp", false,
                                 &base->double_wide, err);
     }
     if (code == ERR_OK) {
-        code = checkpoint_get_u32(source->text, path, "num_kv_shared_layers", 0,
-                                  config->layer_count - 1, &shared, err);
+        code = checkpoint_get_u32(source, "num_kv_shared_layers", 0, config->layer_count - 1,
+                                  &shared, err);
     }
     base->first_shared = config->layer_count - shared;
     base->global_head_dim = base->head_dim;
     base->global_kv_heads = base->kv_heads;
     if (code == ERR_OK) {
-        code = checkpoint_get_u32(source->text, path, "global_head_dim", 1, MODEL_MAX_HEAD_DIM,
+        code = checkpoint_get_u32(source, "global_head_dim", 1, MODEL_MAX_HEAD_DIM,
                                   &base->global_head_dim, err);
     }
     if (code == ERR_OK && base->k_eq_v) {
-        code = checkpoint_get_u32(source->text, path, "num_global_key_value_heads", 1,
-                                  config->heads, &base->global_kv_heads, err);
+        code = checkpoint_get_u32(source, "num_global_key_value_heads", 1, config->heads,
+                                  &base->global_kv_heads, err);
     }
     return code;
 }
 
 /* per_layer_config["<index>"]: the keys in which this layer differs from the rest. */
-static enum err_code read_override(const struct model_source *source,
+static enum err_code read_override(const struct checkpoint_object *source,
                                    const struct json_t *overrides,
                                    const struct model_config *config, uint32_t index,
                                    struct model_layer *layer, struct err *err)
@@ -147,12 +148,13 @@ static enum err_code read_override(const struct model_source *source,
     } known[] = {{"head_dim", MODEL_MAX_HEAD_DIM, &layer->head_dim},
                  {"num_key_value_heads", config->heads, &layer->kv_heads},
                  {"intermediate_size", MODEL_MAX_INTERMEDIATE_ELEMS, &layer->intermediate_elems}};
+    const struct checkpoint_object object = {.json = override, .path = path};
     size_t known_count = sizeof(known) / sizeof(known[0]);
     size_t found_count = 0;
     for (size_t i = 0; i < known_count; i++) {
         found_count += json_member(override, known[i].key) != NULL;
-        enum err_code code = checkpoint_get_u32(override, path, known[i].key, 1, known[i].max_value,
-                                                known[i].value, err);
+        enum err_code code =
+            checkpoint_get_u32(&object, known[i].key, 1, known[i].max_value, known[i].value, err);
         if (code != ERR_OK) {
             return code;
         }
@@ -190,7 +192,7 @@ static enum err_code check_layer(const struct model_config *config, uint32_t ind
 }
 
 /* Names of layers in per_layer_config must be layers. */
-static enum err_code check_override_names(const struct model_source *source,
+static enum err_code check_override_names(const struct checkpoint_object *source,
                                           const struct json_t *overrides,
                                           const struct model_config *config, struct err *err)
 {
@@ -213,8 +215,9 @@ static enum err_code check_override_names(const struct model_source *source,
     return ERR_OK;
 }
 
-static enum err_code read_geometry(const struct model_source *source, struct model_config *config,
-                                   const struct layer_base *base, struct err *err)
+static enum err_code read_geometry(const struct checkpoint_object *source,
+                                   struct model_config *config, const struct layer_base *base,
+                                   struct err *err)
 {
     const struct json_t *overrides;
     enum err_code code = model_get_object(source, "per_layer_config", &overrides, err);
@@ -281,7 +284,7 @@ static enum err_code collect_families(struct model_config *config, struct err *e
     return ERR_OK;
 }
 
-enum err_code model_read_layers(const struct model_source *source, struct model_config *config,
+enum err_code model_read_layers(const struct checkpoint_object *source, struct model_config *config,
                                 struct err *err)
 {
     struct layer_base base = {0};

@@ -100,7 +100,7 @@ static enum err_code read_rope(struct rope_source *source, double theta, uint32_
 
 /* rope_parameters (rope_scaling before it) holds an object per layer type.  Without them the bases
  * are rope_theta and rope_local_base_freq, else those of every published model. */
-enum err_code model_read_ropes(const struct model_source *source, struct model_config *config,
+enum err_code model_read_ropes(const struct checkpoint_object *source, struct model_config *config,
                                struct err *err)
 {
     static const char *const theta_keys[RUNNER_FAMILY_COUNT] = {"rope_local_base_freq",
@@ -108,7 +108,7 @@ enum err_code model_read_ropes(const struct model_source *source, struct model_c
     static const double thetas[RUNNER_FAMILY_COUNT] = {1e4, 1e6};
     static const enum rope_type types[RUNNER_FAMILY_COUNT] = {ROPE_DEFAULT, ROPE_PROPORTIONAL};
     const char *key =
-        model_member(source->text, "rope_parameters") != NULL ? "rope_parameters" : "rope_scaling";
+        model_member(source->json, "rope_parameters") != NULL ? "rope_parameters" : "rope_scaling";
     const struct json_t *parameters;
     enum err_code code = model_get_object(source, key, &parameters, err);
     for (int i = 0; code == ERR_OK && i < RUNNER_FAMILY_COUNT; i++) {
@@ -124,7 +124,7 @@ enum err_code model_read_ropes(const struct model_source *source, struct model_c
                            rope.object == NULL ? "missing"
                                                : json_kind_text(json_kind(rope.object)));
         }
-        code = json_get_f64_or(source->text, source->path, theta_keys[i], thetas[i], &theta, err);
+        code = json_get_f64_or(source->json, source->path, theta_keys[i], thetas[i], &theta, err);
         if (code == ERR_OK && !(theta >= 1 && theta <= 1e12)) {
             code = err_set(err, ERR_CONFIG, "%s%s%s is %.6g, must be from 1 to 1e12", source->path,
                            model_dot(source), theta_keys[i], theta);

@@ -49,8 +49,8 @@ static enum err_code read_exact(const struct shard *shard, uint64_t file_offset,
         }
         if (got == 0) {
             return err_set(err, ERR_FORMAT,
-                           "'%s' has become shorter while open: nothing at byte %llu", shard->path,
-                           (unsigned long long)(file_offset + done_bytes));
+                           "'%s' has become shorter while open: nothing at byte %zu", shard->path,
+                           (size_t)file_offset + done_bytes);
         }
         done_bytes += (size_t)got;
     }

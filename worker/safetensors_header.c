@@ -108,7 +108,7 @@ static bool read_shape(struct parser *parser, const struct json_t *value, struct
         }
     }
     tensor->elem_count = elem_count;
-    size_t byte_count;
+    size_t byte_count = 0;
     if (!num_mul(elem_count, dtypes[tensor->dtype].bytes, &byte_count)) {
         fault(parser, tensor->name, "has more bytes than 64 bits count");
         return false;

@@ -317,16 +317,24 @@ enum err_code weights_check(const struct model_config *config, const struct st_s
     return code;
 }
 
+/* One part of a tensor, at most WEIGHTS_PROGRESS_BYTES. */
+struct part {
+    const struct entry *entry;
+    uint64_t start_bytes; /* within the tensor */
+    size_t byte_count;
+};
+
 /* Straight into host memory, or by way of a bounce buffer. */
-static enum err_code load_part(const struct plan *plan, const struct entry *entry,
-                               const struct weights_store *store, uint64_t done_bytes,
-                               size_t part_bytes, unsigned char *bounce, struct err *err)
+static enum err_code load_part(const struct plan *plan, const struct part *part,
+                               const struct weights_store *store, unsigned char *bounce,
+                               struct err *err)
 {
-    uint64_t offset_bytes = entry->offset_bytes + done_bytes;
+    uint64_t offset_bytes = part->entry->offset_bytes + part->start_bytes;
     unsigned char *at = store->write == NULL ? store->base + offset_bytes : bounce;
-    enum err_code code = st_read(plan->set, entry->tensor, done_bytes, at, part_bytes, err);
+    enum err_code code =
+        st_read(plan->set, part->entry->tensor, part->start_bytes, at, part->byte_count, err);
     if (code == ERR_OK && store->write != NULL) {
-        code = store->write(store->owner, offset_bytes, at, part_bytes, err);
+        code = store->write(store->owner, offset_bytes, at, part->byte_count, err);
     }
     return code;
 }
@@ -341,11 +349,14 @@ static enum err_code load_entries(const struct plan *plan, const struct weights_
         const struct entry *entry = &plan->entries[i];
         uint64_t byte_count = entry->tensor->byte_count;
         for (uint64_t done = 0; code == ERR_OK && done < byte_count;) {
-            uint64_t part_bytes = byte_count - done;
-            part_bytes = part_bytes < WEIGHTS_PROGRESS_BYTES ? part_bytes : WEIGHTS_PROGRESS_BYTES;
-            code = load_part(plan, entry, store, done, part_bytes, bounce, err);
-            done += part_bytes;
-            loaded_bytes += part_bytes;
+            uint64_t rest = byte_count - done;
+            struct part part = {.entry = entry,
+                                .start_bytes = done,
+                                .byte_count =
+                                    rest < WEIGHTS_PROGRESS_BYTES ? rest : WEIGHTS_PROGRESS_BYTES};
+            code = load_part(plan, &part, store, bounce, err);
+            done += part.byte_count;
+            loaded_bytes += part.byte_count;
             if (code == ERR_OK && progress != NULL && progress->on_progress != NULL) {
                 progress->on_progress(progress->owner, loaded_bytes, plan->data_bytes);
             }

@@ -31,6 +31,7 @@ static void *read_tensor(const struct st_set *set, const char *name, enum st_dty
 
 static void load_case(struct golden *golden, const struct st_set *set, uint32_t count)
 {
+    test_true(golden->case_count < GOLDEN_MAX_CASES);
     struct golden_case *added = &golden->cases[golden->case_count++];
     char name[96];
     uint64_t pairs = (uint64_t)count * GOLDEN_TOP;
@@ -57,19 +58,24 @@ static int by_count(const void *a, const void *b)
     return (left->count > right->count) - (left->count < right->count);
 }
 
+/* Tokens of the case that "case<n>.ids" belongs to; 0 for any other name. */
+static uint32_t case_count_of(const char *name)
+{
+    char *end;
+    if (strncmp(name, "case", 4) != 0) {
+        return 0;
+    }
+    unsigned long count = strtoul(name + 4, &end, 10);
+    return strcmp(end, ".ids") == 0 ? (uint32_t)count : 0;
+}
+
 /* The cases are those whose ids are in the file. */
 static void load_cases(struct golden *golden, const struct st_set *set)
 {
     for (uint32_t i = 0; i < st_count(set); i++) {
-        const char *name = st_at(set, i)->name;
-        char *end;
-        if (strncmp(name, "case", 4) != 0) {
-            continue;
-        }
-        unsigned long count = strtoul(name + 4, &end, 10);
-        if (strcmp(end, ".ids") == 0) {
-            test_true(golden->case_count < GOLDEN_MAX_CASES);
-            load_case(golden, set, (uint32_t)count);
+        uint32_t count = case_count_of(st_at(set, i)->name);
+        if (count > 0) {
+            load_case(golden, set, count);
         }
     }
     test_true(golden->case_count > 0);

@@ -87,16 +87,22 @@ void st_dir_make(char out_dir[ST_DIR_BYTES])
     test_true(mkdtemp(out_dir) != NULL);
 }
 
+static int is_file(const struct dirent *entry)
+{
+    return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+}
+
 void st_dir_remove(const char *dir)
 {
-    DIR *listing = opendir(dir);
-    test_true(listing != NULL);
-    for (struct dirent *entry = readdir(listing); entry != NULL; entry = readdir(listing)) {
+    struct dirent **entries = NULL;
+    int count = scandir(dir, &entries, is_file, NULL);
+    test_true(count >= 0);
+    for (int i = 0; i < count; i++) {
         char path[512];
-        (void)snprintf(path, sizeof(path), "%s/%s", dir, entry->d_name);
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
-            test_true(unlink(path) == 0);
-        }
+        (void)snprintf(path, sizeof(path), "%s/%s", dir, entries[i]->d_name);
+        test_true(unlink(path) == 0);
+        free(entries[i]);
     }
-    test_true(closedir(listing) == 0 && rmdir(dir) == 0);
+    free(entries);
+    test_true(rmdir(dir) == 0);
 }

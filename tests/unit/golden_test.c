@@ -43,31 +43,41 @@ static void test_yardsticks_match_the_reference_summary(void)
     }
 }
 
+static void check_case(const struct golden *golden, const struct golden_case *tested)
+{
+    test_eq_u64(tested->ids[0], 2);
+    for (uint32_t i = 0; i < tested->count * GOLDEN_TOP; i++) {
+        test_true(tested->top_ids[i] < golden->vocab_tokens);
+        test_true(i % GOLDEN_TOP == 0 || tested->top_logprobs[i] <= tested->top_logprobs[i - 1]);
+    }
+}
+
 static void test_cases_are_whole(void)
 {
     struct golden *golden = golden_load("dense-unified");
     static const uint32_t counts[] = {1, 2, 9, 31, 63, 64, 65, 66, 130, 300, 700};
     test_eq_u64(golden->case_count, sizeof(counts) / sizeof(counts[0]));
     for (uint32_t i = 0; i < golden->case_count; i++) {
-        const struct golden_case *tested = &golden->cases[i];
-        test_eq_u64(tested->count, counts[i]);
-        test_eq_u64(tested->ids[0], 2);
-        for (uint32_t j = 0; j < tested->count * GOLDEN_TOP; j++) {
-            test_true(tested->top_ids[j] < golden->vocab_tokens);
-            test_true(j % GOLDEN_TOP == 0 ||
-                      tested->top_logprobs[j] <= tested->top_logprobs[j - 1]);
-        }
+        test_eq_u64(golden->cases[i].count, counts[i]);
+        check_case(golden, &golden->cases[i]);
     }
     test_true(golden->cases[0].full_logprobs != NULL && golden->cases[1].full_logprobs == NULL);
+    golden_destroy(golden);
+}
+
+static void test_greedy_continues_its_case(void)
+{
+    struct golden *golden = golden_load("dense-unified");
     test_eq_u64(golden->greedy_count, 3);
-    for (uint32_t i = 0; i < golden->greedy_count; i++) {
-        test_eq_u64(golden->greedy[i].count, 48);
-        test_true(golden->greedy[i].margins[0] > 0);
-    }
     test_eq_u64(golden->greedy[2].prompt->count, 130);
-    /* The first pick is the truth's best token at the prompt's end. */
-    const struct golden_case *prompt = golden->greedy[2].prompt;
-    test_eq_u64(golden->greedy[2].tokens[0], prompt->top_ids[129 * GOLDEN_TOP]);
+    for (uint32_t i = 0; i < golden->greedy_count; i++) {
+        const struct golden_greedy *greedy = &golden->greedy[i];
+        uint64_t last = (uint64_t)greedy->prompt->count - 1;
+        test_eq_u64(greedy->count, 48);
+        test_true(greedy->margins[0] > 0);
+        /* The first pick is the truth's best token at the prompt's end. */
+        test_eq_u64(greedy->tokens[0], greedy->prompt->top_ids[last * GOLDEN_TOP]);
+    }
     golden_destroy(golden);
 }
 
@@ -82,7 +92,7 @@ static void test_meter_tells_distance(void)
     for (int i = 0; i < 9 * GOLDEN_TOP; i++) {
         shifted[i] = first->top_logprobs[i] + (i == 5 ? 2.0F : 0.0F);
     }
-    for (int i = 0; i < 9; i++) {
+    for (size_t i = 0; i < 9; i++) {
         best_ids[i] = first->top_ids[i * GOLDEN_TOP] + (i == 3);
     }
     golden_meter_add(&meter, first, shifted, best_ids);
@@ -111,6 +121,7 @@ static void test_demo_prompts(void)
 static const struct test_case cases[] = {
     TEST(test_yardsticks_match_the_reference_summary),
     TEST(test_cases_are_whole),
+    TEST(test_greedy_continues_its_case),
     TEST(test_meter_tells_distance),
     TEST(test_demo_prompts),
 };

@@ -84,6 +84,13 @@ static void test_reads_published_style(void)
     test_true(config.rms_eps > 0.99e-6F && config.rms_eps < 1.01e-6F);
     test_true(config.softcap > 29.9F && config.softcap < 30.1F);
     test_true(config.tied_lm_head);
+}
+
+static void test_reads_families_and_layers(void)
+{
+    struct model_config config;
+    struct err err = {0};
+    test_ok(read_texts(base_text, NULL, &config, &err), &err);
     test_eq_u64(config.layer_count, 5);
     const struct model_family *local = &config.families[RUNNER_FAMILY_LOCAL];
     const struct model_family *global = &config.families[RUNNER_FAMILY_GLOBAL];
@@ -353,91 +360,90 @@ static void test_variants_are_parsed_and_refused(void)
     test_true(strstr(err.message, "modelopt") != NULL);
 }
 
+static const struct {
+    const char *find, *replacement, *message;
+} bad_values[] = {
+    {"\"num_attention_heads\": 4", "\"num_attention_heads\": 0",
+     "num_attention_heads is 0, must be an integer from 1 to 256"},
+    {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3",
+     "layer 0 has 3 key-value heads, which do not divide num_attention_heads = 4"},
+    {"\"head_dim\": 256", "\"head_dim\": 255",
+     "head_dim of layer 0 is 255, must be a multiple of 8"},
+    {"\"head_dim\": 256", "\"head_dim\": 1024",
+     "head_dim is 1024, must be an integer from 1 to 512"},
+    {"\"head_dim\": 256, ", "", "head_dim is missing, must be an integer from 1 to 512"},
+    {"\"hidden_size\": 64", "\"hidden_size\": \"64\"",
+     "hidden_size is a string, must be an integer from 1 to 32768"},
+    {"\"hidden_size\": 64", "\"hidden_size\": 64.5",
+     "hidden_size is 64.5, must be an integer from 1 to 32768"},
+    {"\"hidden_size\": 64", "\"hidden_size\": 99999999999999999999",
+     "hidden_size is 1e+20, must be an integer from 1 to 32768"},
+    {"\"hidden_size\": 64", "\"hidden_size\": 60", "hidden_size is 60, must be a multiple of 8"},
+    {"\"num_hidden_layers\": 5", "\"num_hidden_layers\": 6",
+     "layer_types is an array of 5, must be an array of num_hidden_layers = 6"},
+    {"\"num_hidden_layers\": 5", "\"num_hidden_layers\": 129",
+     "num_hidden_layers is 129, must be an integer from 1 to 128"},
+    {"\"full_attention\"],", "\"sliding_attention\"],",
+     "layer_types[4] is sliding_attention, the last must be full_attention"},
+    {"\"full_attention\"],", "\"linear_attention\"],",
+     "layer_types[4] is linear_attention, must be sliding_attention or full_attention"},
+    {"\"full_attention\"],", "null],",
+     "layer_types[4] is null, must be sliding_attention or full_attention"},
+    {"\"rope_type\": \"proportional\"", "\"rope_type\": \"yarn\"",
+     "rope_parameters.full_attention.rope_type is 'yarn', must be default, linear or "
+     "proportional"},
+    {"\"rope_theta\": 10000.0", "\"rope_theta\": 0",
+     "rope_parameters.sliding_attention.rope_theta is 0, must be from 1 to 1e+12"},
+    {"\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"factor\": 2",
+     "rope_parameters.sliding_attention.factor is 2, must be 1 for rope_type default"},
+    {"\"rope_type\": \"default\"", "\"partial_rotary_factor\": 0.5",
+     "rope_parameters.sliding_attention.partial_rotary_factor is 0.5, must be 1 unless "
+     "rope_type is proportional"},
+    {"\"sliding_attention\": {", "\"slidin_attention\": {",
+     "rope_parameters.sliding_attention is missing, must be an object"},
+    {"gelu_pytorch_tanh", "silu", "hidden_activation is 'silu', must be gelu_pytorch_tanh"},
+    {"\"attention_bias\": false", "\"attention_bias\": true",
+     "attention_bias is true, must be false"},
+    {"\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 5",
+     "num_kv_shared_layers is 5, must be an integer from 0 to 4"},
+    {"\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 3",
+     "num_kv_shared_layers leaves layer 2 (full_attention) no earlier layer to read from"},
+    {"\"sliding_window\": 64", "\"sliding_window\": null",
+     "sliding_window is missing, must be an integer from 1 to 1048576"},
+    {"\"vocab_size\": 512", "\"vocab_size\": 0",
+     "vocab_size is 0, must be an integer from 1 to 1048576"},
+    {"\"vocab_size\"", "\"vocab\"", "vocab_size is missing"},
+    {"\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": 0",
+     "rms_norm_eps is 0, must be from 1e-12 to 0.01"},
+    {"\"gemma4_text\"", "\"llama\"", "model_type is 'llama', this is a server for gemma4 models"},
+    {"\"vocab_size\"", "\"use_bidirectional_attention\": \"all\", \"vocab_size\"",
+     "use_bidirectional_attention is all, must be null, false or \"vision\""},
+    {"\"vocab_size\"", "\"per_layer_config\": {\"5\": {}}, \"vocab_size\"",
+     "per_layer_config.5 is no layer, must be from 0 to 4"},
+    {"\"vocab_size\"", "\"per_layer_config\": {\"02\": {}}, \"vocab_size\"",
+     "per_layer_config.02 is no layer, must be from 0 to 4"},
+    {"\"vocab_size\"", "\"per_layer_config\": {\"2\": {\"rope\": 1}}, \"vocab_size\"",
+     "per_layer_config.2 holds another key than head_dim, num_key_value_heads and "
+     "intermediate_size"},
+    {"\"vocab_size\"", "\"per_layer_config\": {\"2\": {\"head_dim\": 256}}, \"vocab_size\"",
+     "layer 4 has 1 key-value heads of 512, other full_attention layers have 1 of 256"},
+    {"\"vocab_size\"", "\"per_layer_config\": [], \"vocab_size\"",
+     "per_layer_config is an array, must be an object"},
+    {"\"vocab_size\"", "\"enable_moe_block\": true, \"vocab_size\"",
+     "num_experts is missing, must be an integer from 1 to 1024"},
+    {"\"vocab_size\"", "\"quantization_config\": 4, \"vocab_size\"",
+     "quantization_config is an integer, must be an object"},
+};
+
 static void test_bad_values_are_named(void)
 {
-    static const struct {
-        const char *find, *replacement, *message;
-    } bad[] = {
-        {"\"num_attention_heads\": 4", "\"num_attention_heads\": 0",
-         "num_attention_heads is 0, must be an integer from 1 to 256"},
-        {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3",
-         "layer 0 has 3 key-value heads, which do not divide num_attention_heads = 4"},
-        {"\"head_dim\": 256", "\"head_dim\": 255",
-         "head_dim of layer 0 is 255, must be a multiple of 8"},
-        {"\"head_dim\": 256", "\"head_dim\": 1024",
-         "head_dim is 1024, must be an integer from 1 to 512"},
-        {"\"head_dim\": 256, ", "", "head_dim is missing, must be an integer from 1 to 512"},
-        {"\"hidden_size\": 64", "\"hidden_size\": \"64\"",
-         "hidden_size is a string, must be an integer from 1 to 32768"},
-        {"\"hidden_size\": 64", "\"hidden_size\": 64.5",
-         "hidden_size is 64.5, must be an integer from 1 to 32768"},
-        {"\"hidden_size\": 64", "\"hidden_size\": 99999999999999999999",
-         "hidden_size is 1e+20, must be an integer from 1 to 32768"},
-        {"\"hidden_size\": 64", "\"hidden_size\": 60",
-         "hidden_size is 60, must be a multiple of 8"},
-        {"\"num_hidden_layers\": 5", "\"num_hidden_layers\": 6",
-         "layer_types is an array of 5, must be an array of num_hidden_layers = 6"},
-        {"\"num_hidden_layers\": 5", "\"num_hidden_layers\": 129",
-         "num_hidden_layers is 129, must be an integer from 1 to 128"},
-        {"\"full_attention\"],", "\"sliding_attention\"],",
-         "layer_types[4] is sliding_attention, the last must be full_attention"},
-        {"\"full_attention\"],", "\"linear_attention\"],",
-         "layer_types[4] is linear_attention, must be sliding_attention or full_attention"},
-        {"\"full_attention\"],", "null],",
-         "layer_types[4] is null, must be sliding_attention or full_attention"},
-        {"\"rope_type\": \"proportional\"", "\"rope_type\": \"yarn\"",
-         "rope_parameters.full_attention.rope_type is 'yarn', must be default, linear or "
-         "proportional"},
-        {"\"rope_theta\": 10000.0", "\"rope_theta\": 0",
-         "rope_parameters.sliding_attention.rope_theta is 0, must be from 1 to 1e+12"},
-        {"\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"factor\": 2",
-         "rope_parameters.sliding_attention.factor is 2, must be 1 for rope_type default"},
-        {"\"rope_type\": \"default\"", "\"partial_rotary_factor\": 0.5",
-         "rope_parameters.sliding_attention.partial_rotary_factor is 0.5, must be 1 unless "
-         "rope_type is proportional"},
-        {"\"sliding_attention\": {", "\"slidin_attention\": {",
-         "rope_parameters.sliding_attention is missing, must be an object"},
-        {"gelu_pytorch_tanh", "silu", "hidden_activation is 'silu', must be gelu_pytorch_tanh"},
-        {"\"attention_bias\": false", "\"attention_bias\": true",
-         "attention_bias is true, must be false"},
-        {"\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 5",
-         "num_kv_shared_layers is 5, must be an integer from 0 to 4"},
-        {"\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 3",
-         "num_kv_shared_layers leaves layer 2 (full_attention) no earlier layer to read from"},
-        {"\"sliding_window\": 64", "\"sliding_window\": null",
-         "sliding_window is missing, must be an integer from 1 to 1048576"},
-        {"\"vocab_size\": 512", "\"vocab_size\": 0",
-         "vocab_size is 0, must be an integer from 1 to 1048576"},
-        {"\"vocab_size\"", "\"vocab\"", "vocab_size is missing"},
-        {"\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": 0",
-         "rms_norm_eps is 0, must be from 1e-12 to 0.01"},
-        {"\"gemma4_text\"", "\"llama\"",
-         "model_type is 'llama', this is a server for gemma4 models"},
-        {"\"vocab_size\"", "\"use_bidirectional_attention\": \"all\", \"vocab_size\"",
-         "use_bidirectional_attention is all, must be null, false or \"vision\""},
-        {"\"vocab_size\"", "\"per_layer_config\": {\"5\": {}}, \"vocab_size\"",
-         "per_layer_config.5 is no layer, must be from 0 to 4"},
-        {"\"vocab_size\"", "\"per_layer_config\": {\"02\": {}}, \"vocab_size\"",
-         "per_layer_config.02 is no layer, must be from 0 to 4"},
-        {"\"vocab_size\"", "\"per_layer_config\": {\"2\": {\"rope\": 1}}, \"vocab_size\"",
-         "per_layer_config.2 holds another key than head_dim, num_key_value_heads and "
-         "intermediate_size"},
-        {"\"vocab_size\"", "\"per_layer_config\": {\"2\": {\"head_dim\": 256}}, \"vocab_size\"",
-         "layer 4 has 1 key-value heads of 512, other full_attention layers have 1 of 256"},
-        {"\"vocab_size\"", "\"per_layer_config\": [], \"vocab_size\"",
-         "per_layer_config is an array, must be an object"},
-        {"\"vocab_size\"", "\"enable_moe_block\": true, \"vocab_size\"",
-         "num_experts is missing, must be an integer from 1 to 1024"},
-        {"\"vocab_size\"", "\"quantization_config\": 4, \"vocab_size\"",
-         "quantization_config is an integer, must be an object"},
-    };
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+    for (size_t i = 0; i < sizeof(bad_values) / sizeof(bad_values[0]); i++) {
         struct model_config config;
         struct err err = {0};
-        char *text = replaced(base_text, bad[i].find, bad[i].replacement);
+        char *text = replaced(base_text, bad_values[i].find, bad_values[i].replacement);
         enum err_code code = read_texts(text, NULL, &config, &err);
         mem_free(text);
-        test_eq_str(err.message, bad[i].message);
+        test_eq_str(err.message, bad_values[i].message);
         test_true(code == ERR_CONFIG || code == ERR_UNSUPPORTED);
     }
 }
@@ -495,6 +501,7 @@ static void test_missing_files(void)
 
 static const struct test_case cases[] = {
     TEST(test_reads_published_style),
+    TEST(test_reads_families_and_layers),
     TEST(test_styles_agree_on_golden_checkpoints),
     TEST(test_demo_model_ids),
     TEST(test_ids_outside_the_vocabulary),

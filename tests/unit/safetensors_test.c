@@ -39,75 +39,73 @@ static void test_header_is_read(void)
 #define T(dtype, shape, begin, end) \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 
+static const struct {
+    const char *json, *message; /* message is the end of the whole */
+    uint64_t data_bytes;
+} bad_headers[] = {
+    {"[]", "the header is an array, must be an object", 0},
+    {"{", NULL, 0},
+    {"{\"a\":" T("U8", "[1]", 0, 1) ",\"a\":" T("U8", "[1]", 1, 2) "}", NULL, 2},
+    {"{\"a\":" T("U8", "[1]", 0, 1) "} x", NULL, 1},
+    {"{\"a\":3}", "1 faults: a is not an object", 0},
+    {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", "1 faults: a has no dtype text", 1},
+    {"{\"a\":{\"dtype\":3,\"shape\":[1],\"data_offsets\":[0,1]}}", "1 faults: a has no dtype text",
+     1},
+    {"{\"a\":" T("F7", "[1]", 0, 1) "}", "1 faults: a has the unknown dtype 'F7'", 1},
+    {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", "1 faults: a has no shape array", 1},
+    {"{\"a\":" T("U8", "3", 0, 1) "}", "1 faults: a has no shape array", 1},
+    {"{\"a\":" T("U8", "[1,1,1,1,1,1,1,1,1]", 0, 1) "}", "1 faults: a has 9 dimensions, at most 8",
+     1},
+    {"{\"a\":" T("U8", "[-1]", 0, 1) "}",
+     "1 faults: a has a dimension that is no integer from 0 up", 1},
+    {"{\"a\":" T("U8", "[1.0]", 0, 1) "}",
+     "1 faults: a has a dimension that is no integer from 0 up", 1},
+    {"{\"a\":" T("U8", "[18446744073709551616]", 0, 1) "}",
+     "1 faults: a has a dimension that is no integer from 0 up", 1},
+    {"{\"a\":" T("U8", "[4294967296,4294967296]", 0, 1) "}",
+     "1 faults: a has more elements than 64 bits count", 1},
+    {"{\"a\":" T("F64", "[4611686018427387904]", 0, 1) "}",
+     "1 faults: a has more bytes than 64 bits count", 1},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", "1 faults: a has no data_offsets pair of integers",
+     1},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0]}}",
+     "1 faults: a has no data_offsets pair of integers", 1},
+    {"{\"a\":" T("U8", "[1]", -1, 1) "}", "1 faults: a has no data_offsets pair of integers", 1},
+    {"{\"a\":" T("U8", "[1]", 1, 0) "}",
+     "1 faults: a lies at bytes 1 to 0, outside the file's 1 data bytes", 1},
+    {"{\"a\":" T("U8", "[2]", 0, 2) "}",
+     "1 faults: a lies at bytes 0 to 2, outside the file's 1 data bytes", 1},
+    {"{\"a\":" T("BF16", "[2,2]", 0, 6) "}",
+     "1 faults: a has 6 bytes of data, [2, 2] of BF16 needs 8", 6},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"more\":1}}",
+     "1 faults: a has a key besides dtype, shape and data_offsets", 1},
+    {"{\"a\":" T("U8", "[2]", 0, 2) ",\"b\":" T("U8", "[2]", 1, 3) "}", "1 faults: b overlaps a",
+     3},
+    {"{\"a\":" T("U8", "[2]", 0, 2) ",\"b\":" T("U8", "[1]", 3, 4) "}",
+     "1 faults: 1 bytes before b belong to no tensor", 4},
+    {"{\"a\":" T("U8", "[2]", 0, 2) "}", "1 faults: 3 bytes at the end belong to no tensor", 5},
+    {"{}", "1 faults: 5 bytes at the end belong to no tensor", 5},
+    {"{\"__metadata__\":[]}", "1 faults: __metadata__ is not an object", 0},
+    {"{\"__metadata__\":{\"a\":1}}", "1 faults: __metadata__ holds a value that is no text", 0},
+    {"{\"\":" T("U8", "[1]", 0, 1) "}", "1 faults: '...' has a name of 0 bytes, must be 1 to 512",
+     1},
+    {"{\"a\":" T("U9", "[1]", 0, 1) ",\"b\":" T("U8", "[1]", 0, 9) ",\"c\":1}",
+     "3 faults: a has the unknown dtype 'U9'; b lies at bytes 0 to 9, outside the file's 1 "
+     "data bytes; c is not an object",
+     1},
+};
+
 static void test_faults_are_named(void)
 {
-    static const struct {
-        const char *json, *message; /* message is the end of the whole */
-        uint64_t data_bytes;
-    } bad[] = {
-        {"[]", "the header is an array, must be an object", 0},
-        {"{", NULL, 0},
-        {"{\"a\":" T("U8", "[1]", 0, 1) ",\"a\":" T("U8", "[1]", 1, 2) "}", NULL, 2},
-        {"{\"a\":" T("U8", "[1]", 0, 1) "} x", NULL, 1},
-        {"{\"a\":3}", "1 faults: a is not an object", 0},
-        {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", "1 faults: a has no dtype text", 1},
-        {"{\"a\":{\"dtype\":3,\"shape\":[1],\"data_offsets\":[0,1]}}",
-         "1 faults: a has no dtype text", 1},
-        {"{\"a\":" T("F7", "[1]", 0, 1) "}", "1 faults: a has the unknown dtype 'F7'", 1},
-        {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", "1 faults: a has no shape array", 1},
-        {"{\"a\":" T("U8", "3", 0, 1) "}", "1 faults: a has no shape array", 1},
-        {"{\"a\":" T("U8", "[1,1,1,1,1,1,1,1,1]", 0, 1) "}",
-         "1 faults: a has 9 dimensions, at most 8", 1},
-        {"{\"a\":" T("U8", "[-1]", 0, 1) "}",
-         "1 faults: a has a dimension that is no integer from 0 up", 1},
-        {"{\"a\":" T("U8", "[1.0]", 0, 1) "}",
-         "1 faults: a has a dimension that is no integer from 0 up", 1},
-        {"{\"a\":" T("U8", "[18446744073709551616]", 0, 1) "}",
-         "1 faults: a has a dimension that is no integer from 0 up", 1},
-        {"{\"a\":" T("U8", "[4294967296,4294967296]", 0, 1) "}",
-         "1 faults: a has more elements than 64 bits count", 1},
-        {"{\"a\":" T("F64", "[4611686018427387904]", 0, 1) "}",
-         "1 faults: a has more bytes than 64 bits count", 1},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}",
-         "1 faults: a has no data_offsets pair of integers", 1},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0]}}",
-         "1 faults: a has no data_offsets pair of integers", 1},
-        {"{\"a\":" T("U8", "[1]", -1, 1) "}", "1 faults: a has no data_offsets pair of integers",
-         1},
-        {"{\"a\":" T("U8", "[1]", 1, 0) "}",
-         "1 faults: a lies at bytes 1 to 0, outside the file's 1 data bytes", 1},
-        {"{\"a\":" T("U8", "[2]", 0, 2) "}",
-         "1 faults: a lies at bytes 0 to 2, outside the file's 1 data bytes", 1},
-        {"{\"a\":" T("BF16", "[2,2]", 0, 6) "}",
-         "1 faults: a has 6 bytes of data, [2, 2] of BF16 needs 8", 6},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"more\":1}}",
-         "1 faults: a has a key besides dtype, shape and data_offsets", 1},
-        {"{\"a\":" T("U8", "[2]", 0, 2) ",\"b\":" T("U8", "[2]", 1, 3) "}",
-         "1 faults: b overlaps a", 3},
-        {"{\"a\":" T("U8", "[2]", 0, 2) ",\"b\":" T("U8", "[1]", 3, 4) "}",
-         "1 faults: 1 bytes before b belong to no tensor", 4},
-        {"{\"a\":" T("U8", "[2]", 0, 2) "}", "1 faults: 3 bytes at the end belong to no tensor", 5},
-        {"{}", "1 faults: 5 bytes at the end belong to no tensor", 5},
-        {"{\"__metadata__\":[]}", "1 faults: __metadata__ is not an object", 0},
-        {"{\"__metadata__\":{\"a\":1}}", "1 faults: __metadata__ holds a value that is no text", 0},
-        {"{\"\":" T("U8", "[1]", 0, 1) "}",
-         "1 faults: '...' has a name of 0 bytes, must be 1 to 512", 1},
-        {"{\"a\":" T("U9", "[1]", 0, 1) ",\"b\":" T("U8", "[1]", 0, 9) ",\"c\":1}",
-         "3 faults: a has the unknown dtype 'U9'; b lies at bytes 0 to 9, outside the file's 1 "
-         "data bytes; c is not an object",
-         1},
-    };
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+    for (size_t i = 0; i < sizeof(bad_headers) / sizeof(bad_headers[0]); i++) {
         struct st_header header = {0};
         struct err err = {0};
-        enum err_code code =
-            st_header_parse(bad[i].json, strlen(bad[i].json), 0, bad[i].data_bytes, &header, &err);
+        enum err_code code = st_header_parse(bad_headers[i].json, strlen(bad_headers[i].json), 0,
+                                             bad_headers[i].data_bytes, &header, &err);
         test_true(code == ERR_FORMAT && header.tensors == NULL);
-        if (bad[i].message != NULL) {
-            test_eq_str(err.message, bad[i].message);
-        } else {
-            test_true(strncmp(err.message, "header: ", 8) == 0);
-        }
+        bool is_json = bad_headers[i].message != NULL;
+        test_eq_str(is_json ? err.message : "", is_json ? bad_headers[i].message : "");
+        test_true(is_json || strncmp(err.message, "header: ", 8) == 0);
     }
 }
 
