@@ -1,0 +1,327 @@
+/* bezel-frontend: constructs its parts in order, runs the loop, and takes them down in reverse. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/checkpoint.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "frontend/app.h"
+#include "frontend/chat_render.h"
+#include "frontend/engine.h"
+#include "frontend/loop.h"
+#include "frontend/options.h"
+#include "frontend/ready.h"
+#include "frontend/server.h"
+#include "frontend/tokenizer.h"
+#include "frontend/work.h"
+
+enum {
+    LISTEN_FDS_START = 3 /* of the socket activation protocol */
+};
+
+/* Everything main owns, in the order of construction. */
+struct process {
+    struct options options;
+    struct checkpoint_info checkpoint;
+    char *model_name;
+    struct tokenizer *tokenizer;
+    int listen_fd; /* -1 once the server has it */
+    struct app app;
+    struct server *server;
+    struct ready *ready;
+    struct loop_watch *signals;
+    struct loop_watch *lifeline;
+};
+
+/* The socket activation protocol speaks through the environment, and nothing else does. */
+static const char *find_variable(char **environment, const char *name)
+{
+    size_t name_bytes = strlen(name);
+    for (; *environment; environment++) {
+        if (strncmp(*environment, name, name_bytes) == 0 && (*environment)[name_bytes] == '=') {
+            return *environment + name_bytes + 1;
+        }
+    }
+    return NULL;
+}
+
+/* True where a listening socket was passed to this very process. */
+static bool has_inherited_socket(char **environment)
+{
+    const char *count = find_variable(environment, "LISTEN_FDS");
+    const char *pid = find_variable(environment, "LISTEN_PID");
+    if (!count || strtol(count, NULL, 10) < 1) {
+        return false;
+    }
+    return !pid || strtol(pid, NULL, 10) == (long)getpid();
+}
+
+static enum err_code open_listener(struct process *process, char **environment, struct err *err)
+{
+    const struct options *options = &process->options;
+    if (has_inherited_socket(environment)) {
+        process->listen_fd = LISTEN_FDS_START;
+        log_info("main", "listening", "inherited_fd=%d", process->listen_fd);
+        return ERR_OK;
+    }
+    uint32_t port = 0;
+    enum err_code code =
+        server_listen(options->host, options->port, &process->listen_fd, &port, err);
+    if (!code) {
+        log_info("main", "listening", "host=%s port=%u", options->host, port);
+    }
+    return code;
+}
+
+static char *name_of_model(const struct options *options)
+{
+    if (options->model_name) {
+        return mem_strdup(options->model_name);
+    }
+    char *path = realpath(options->model_dir, NULL);
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    char *name = mem_strdup(slash && slash[1] ? slash + 1 : options->model_dir);
+    free(path); /* realpath's */
+    return name;
+}
+
+static enum err_code load_tokenizer(struct process *process, struct err *err)
+{
+    const struct options *options = &process->options;
+    char path[4200];
+    (void)snprintf(path, sizeof(path), "%s/tokenizer.json", options->model_dir);
+    const char *cache_dir = options->cache_dir ? options->cache_dir : options->run_dir;
+    enum err_code code = tok_load(path, cache_dir, &process->tokenizer, err);
+    if (code == ERR_NOT_FOUND) {
+        log_warn("main", "no_tokenizer", "text_routes=off");
+        return ERR_OK;
+    }
+    return code;
+}
+
+static enum err_code choose_chat_format(struct process *process, enum chat_format *out_format,
+                                        struct err *err)
+{
+    enum err_code code = ERR_OK;
+    switch ((enum options_chat_format)process->options.chat_format) {
+    case OPTIONS_CHAT_AUTO:
+        code = chat_format_detect(process->options.model_dir, out_format, err);
+        break;
+    case OPTIONS_CHAT_LARGE: *out_format = CHAT_FORMAT_LARGE; break;
+    case OPTIONS_CHAT_SMALL: *out_format = CHAT_FORMAT_SMALL; break;
+    case OPTIONS_CHAT_NONE: *out_format = CHAT_FORMAT_NONE; break;
+    }
+    return code ? err_wrap(err, "choosing the chat format (--chat-format forces one)") : ERR_OK;
+}
+
+static enum err_code load_model(struct process *process, struct err *err)
+{
+    const char *model_dir = process->options.model_dir;
+    struct prepare_model *model = &process->app.model;
+    enum err_code code = checkpoint_load_info(model_dir, &process->checkpoint, err);
+    if (!code) {
+        code = load_tokenizer(process, err);
+    }
+    if (!code) {
+        code = choose_chat_format(process, &model->chat_format, err);
+    }
+    if (code) {
+        return err_wrap(err, "loading '%s'", model_dir);
+    }
+    process->model_name = name_of_model(&process->options);
+    model->name = process->model_name;
+    model->checkpoint = &process->checkpoint;
+    model->tokenizer = process->tokenizer;
+    if (process->tokenizer) {
+        chat_markers_find(process->tokenizer, &model->markers);
+    }
+    return ERR_OK;
+}
+
+static void on_signal(void *owner, int fd)
+{
+    struct process *process = owner;
+    struct signalfd_siginfo info;
+    while (read(fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+        log_info("main", "signal", "number=%u", info.ssi_signo);
+        if (process->app.is_draining) {
+            server_hurry(process->server); /* asked twice */
+        } else {
+            server_drain(process->server);
+        }
+    }
+}
+
+static void on_lifeline(void *owner, int fd)
+{
+    struct process *process = owner;
+    char scratch[16];
+    ssize_t count = read(fd, scratch, sizeof(scratch));
+    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) {
+        log_info("main", "lifeline_closed", "fd=%d", fd);
+        server_drain(process->server);
+        loop_watch_destroy(process->lifeline);
+        process->lifeline = NULL;
+    }
+}
+
+/* Before any thread: all of them inherit the mask, so that signals arrive at the descriptor only. */
+static enum err_code block_signals(int *out_fd, struct err *err)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    int status = pthread_sigmask(SIG_BLOCK, &set, NULL);
+    if (status) {
+        return err_errno(err, status, "blocking signals");
+    }
+    (void)signal(SIGPIPE, SIG_IGN); /* cannot fail: writes report EPIPE instead */
+    *out_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return *out_fd < 0 ? err_errno(err, errno, "creating a signal descriptor") : ERR_OK;
+}
+
+/* As many descriptors as allowed: each connection takes one. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit); /* the old limit serves fewer, and says so later */
+    }
+}
+
+static enum err_code start_engine(struct process *process, struct err *err)
+{
+    const struct options *options = &process->options;
+    struct engine_options engine_options = {
+        .run_dir = options->run_dir,
+        .name = "bezel-frontend",
+        .max_queue = options->max_queue,
+        .max_step_tokens = options->max_step_tokens,
+        .pipeline_depth = options->pipeline_depth,
+    };
+    return engine_create(&engine_options, &process->app.engine, err);
+}
+
+static enum err_code construct(struct process *process, char **environment, struct err *err)
+{
+    struct app *app = &process->app;
+    const struct options *options = &process->options;
+    int signal_fd = -1;
+    app->options = options;
+    app->created_s = (uint64_t)time(NULL);
+    if (getrandom(&app->random_state, sizeof(app->random_state), 0) !=
+        (ssize_t)sizeof(app->random_state)) {
+        return err_errno(err, errno, "reading random bytes");
+    }
+    raise_descriptor_limit();
+    enum err_code code = block_signals(&signal_fd, err);
+    if (!code) {
+        code = load_model(process, err);
+    }
+    if (!code) {
+        code = open_listener(process, environment, err);
+    }
+    if (!code) {
+        code = loop_create(&app->loop, err);
+    }
+    if (!code) {
+        code = work_create(options->work_threads, options->max_queue, &app->work, err);
+    }
+    if (!code) {
+        code = start_engine(process, err);
+    }
+    if (!code) {
+        code = server_create(app, process->listen_fd, &process->server, err);
+    }
+    if (code) {
+        return code;
+    }
+    process->listen_fd = -1;
+    process->signals = loop_watch_create(app->loop, signal_fd, on_signal, process);
+    if (options->lifeline_fd > 0) {
+        process->lifeline =
+            loop_watch_create(app->loop, (int)options->lifeline_fd, on_lifeline, process);
+    }
+    process->ready = ready_create(app, options->ready_fd > 0 ? (int)options->ready_fd : -1);
+    return ERR_OK;
+}
+
+/* The engine and the work threads end while the loop still takes their last messages. */
+static void take_down(struct process *process)
+{
+    struct app *app = &process->app;
+    ready_destroy(process->ready);
+    loop_watch_destroy(process->lifeline);
+    loop_watch_destroy(process->signals);
+    server_end(process->server);
+    work_destroy(app->work);
+    engine_destroy(app->engine);
+    server_destroy(process->server);
+    loop_destroy(app->loop);
+    if (process->listen_fd >= 0) {
+        (void)close(process->listen_fd); /* never served */
+    }
+    tok_destroy(process->tokenizer);
+    mem_free(process->model_name);
+}
+
+static enum err_code run(struct process *process, char **environment, struct err *err)
+{
+    enum err_code code = construct(process, environment, err);
+    if (!code) {
+        code = loop_run(process->app.loop, err);
+    }
+    if (!code) {
+        code = ready_check(process->ready, err);
+    }
+    return code;
+}
+
+static int fail(const struct err *err)
+{
+    (void)fprintf(stderr, "bezel-frontend: %s\n", err->message);
+    return EXIT_FAILURE;
+}
+
+int main(int argc, char **argv, char **environment)
+{
+    struct process *process = mem_zalloc(1, sizeof(*process));
+    struct opt_store store = {0};
+    struct err err = {0};
+    bool wants_help = false;
+    process->listen_fd = -1;
+    enum err_code code = options_parse(argc, argv, &process->options, &store, &wants_help, &err);
+    if (code) {
+        mem_free(process);
+        opt_store_fini(&store);
+        return fail(&err);
+    }
+    if (wants_help) {
+        struct buf help;
+        buf_init(&help);
+        options_help(&help);
+        (void)fputs(buf_text(&help), stdout); /* a closed stdout shows nothing */
+        buf_fini(&help);
+        mem_free(process);
+        opt_store_fini(&store);
+        return EXIT_SUCCESS;
+    }
+    log_init("bezel-frontend", (enum log_level)process->options.log_level);
+    code = run(process, environment, &err);
+    int status = code ? fail(&err) : EXIT_SUCCESS;
+    take_down(process);
+    mem_free(process);
+    opt_store_fini(&store);
+    return status;
+}

@@ -1,0 +1,149 @@
+#include "frontend/output.h"
+
+#include <string.h>
+
+enum err_code output_init(struct output *output, const struct api_request *request,
+                          const struct api_plan *plan, const struct tokenizer *tokenizer,
+                          const struct chat_markers *markers, struct err *err)
+{
+    memset(output, 0, sizeof(*output));
+    output->route = request->route;
+    output->tokenizer = tokenizer;
+    output->wants_logprobs = request->wants_logprobs;
+    output->pair_count = request->pair_count;
+    output->stop_id_count = plan->admit.stop_ids.count;
+    memcpy(output->stop_ids, plan->stop_ids, sizeof(output->stop_ids));
+    buf_init(&output->raw);
+    buf_init(&output->content);
+    buf_init(&output->reasoning);
+    buf_init(&output->token_ids);
+    output->wants_token_ids = request->return_token_ids || !tokenizer;
+    api_logprobs_init(&output->logprobs, request->route);
+    stop_init(&output->stop, request->include_stop);
+    if (tokenizer && request->route == API_ROUTE_CHAT) {
+        chat_parse_init(&output->parse, markers, tokenizer, plan->admit.prompt.at,
+                        plan->admit.prompt.count);
+        output->has_parse = true;
+    } else if (tokenizer) {
+        detok_init(&output->detok, tokenizer, true);
+    }
+    for (uint32_t i = 0; i < request->stop_count; i++) {
+        enum err_code code =
+            stop_add(&output->stop, request->stops[i].at, request->stops[i].byte_count, err);
+        if (code) {
+            return code;
+        }
+    }
+    return ERR_OK;
+}
+
+void output_fini(struct output *output)
+{
+    if (output->has_parse) {
+        chat_parse_fini(&output->parse);
+    }
+    stop_fini(&output->stop);
+    api_logprobs_fini(&output->logprobs);
+    buf_fini(&output->raw);
+    buf_fini(&output->content);
+    buf_fini(&output->reasoning);
+    buf_fini(&output->token_ids);
+}
+
+static bool is_stop_id(const struct output *output, uint32_t token)
+{
+    for (uint32_t i = 0; i < output->stop_id_count; i++) {
+        if (output->stop_ids[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Text that passed the parser goes through the stop strings; reasoning does not. */
+static void take_raw(struct output *output)
+{
+    uint32_t matched = 0;
+    if (output->raw.used_bytes > 0 && !output->has_matched) {
+        output->has_matched = stop_push(&output->stop, output->raw.at, output->raw.used_bytes,
+                                        &output->content, &matched);
+    }
+    buf_reset(&output->raw);
+}
+
+bool output_push(struct output *output, const struct engine_event *event)
+{
+    if (output->has_matched) {
+        return true;
+    }
+    output->token_count++;
+    if (output->wants_token_ids) {
+        buf_printf(&output->token_ids, output->token_ids.used_bytes > 0 ? ",%u" : "%u",
+                   event->token);
+    }
+    if (is_stop_id(output, event->token)) {
+        return false; /* ends the output and is no part of it */
+    }
+    bool is_content = true;
+    if (output->has_parse) {
+        is_content =
+            chat_parse_push(&output->parse, event->token, &output->raw, &output->reasoning);
+        output->reasoning_count += output->parse.state == CHAT_PARSE_REASONING;
+    } else if (output->tokenizer) {
+        detok_push(&output->detok, event->token, &output->raw);
+    }
+    if (output->wants_logprobs && is_content) {
+        api_logprobs_add(&output->logprobs, output->tokenizer, event, output->pair_count);
+    }
+    take_raw(output);
+    return output->has_matched;
+}
+
+void output_finish(struct output *output)
+{
+    if (output->has_matched) {
+        return;
+    }
+    if (output->has_parse) {
+        chat_parse_finish(&output->parse, &output->raw, &output->reasoning);
+    } else if (output->tokenizer) {
+        detok_finish(&output->detok, &output->raw);
+    }
+    take_raw(output);
+    if (!output->has_matched) {
+        stop_finish(&output->stop, &output->content);
+    }
+}
+
+bool output_has_piece(const struct output *output)
+{
+    return output->content.used_bytes > 0 || output->reasoning.used_bytes > 0 ||
+           output->logprobs.entry_count > 0 || output->token_ids.used_bytes > 0;
+}
+
+struct api_piece output_piece(const struct output *output)
+{
+    return (struct api_piece){
+        .content = &output->content,
+        .reasoning = &output->reasoning,
+        .logprobs = output->wants_logprobs ? &output->logprobs : NULL,
+        .token_ids = output->wants_token_ids ? &output->token_ids : NULL,
+    };
+}
+
+void output_reset(struct output *output)
+{
+    buf_reset(&output->content);
+    buf_reset(&output->reasoning);
+    buf_reset(&output->token_ids);
+    api_logprobs_reset(&output->logprobs);
+}
+
+size_t output_held_bytes(const struct output *output)
+{
+    const struct api_logprobs *logprobs = &output->logprobs;
+    return output->content.used_bytes + output->reasoning.used_bytes +
+           output->token_ids.used_bytes + logprobs->content.used_bytes +
+           logprobs->tokens.used_bytes + logprobs->values.used_bytes + logprobs->tops.used_bytes +
+           logprobs->offsets.used_bytes;
+}

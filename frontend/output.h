@@ -1,0 +1,64 @@
+/* Output tokens of one request into what its answer shows: text, reasoning, logprobs.
+ *
+ * Joins detokenizer, chat parser, stop strings and logprobs.  Without a tokenizer (a checkpoint of
+ * token ids only) there is no text and the ids are the output.  One thread at a time. */
+#ifndef FRONTEND_OUTPUT_H
+#define FRONTEND_OUTPUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/buf.h"
+#include "frontend/api_plan.h"
+#include "frontend/api_request.h"
+#include "frontend/api_response.h"
+#include "frontend/chat_parse.h"
+#include "frontend/detok.h"
+#include "frontend/stop.h"
+
+struct output {
+    enum api_route route;
+    const struct tokenizer *tokenizer; /* borrowed; may be null */
+    struct detok detok;                /* completions */
+    struct chat_parse parse;           /* chat */
+    bool has_parse;
+    struct stop stop;
+    bool has_matched; /* a stop string has ended the output */
+    uint32_t stop_ids[PLAN_MAX_STOP_IDS];
+    uint32_t stop_id_count;
+    uint32_t token_count;
+    uint32_t reasoning_count;
+    uint32_t pair_count; /* logprob pairs to show */
+    bool wants_logprobs;
+    struct buf raw;     /* content before stop strings, of one push */
+    struct buf content; /* since output_reset */
+    struct buf reasoning;
+    struct api_logprobs logprobs;
+    bool wants_token_ids;
+    struct buf token_ids; /* elements of a JSON array, stop ids included */
+};
+
+/* markers may be null without a tokenizer.  Copies what it needs of request and plan.
+ * Errors: those of stop_add. */
+ERR_NODISCARD enum err_code output_init(struct output *output, const struct api_request *request,
+                                        const struct api_plan *plan,
+                                        const struct tokenizer *tokenizer,
+                                        const struct chat_markers *markers, struct err *err);
+void output_fini(struct output *output);
+
+/* Take a TOKEN event.  True when a stop string has matched: the request is to be cancelled and
+ * further tokens are ignored. */
+bool output_push(struct output *output, const struct engine_event *event);
+
+/* The output has ended: release what was held back. */
+void output_finish(struct output *output);
+
+/* Text or logprobs have come since the last reset. */
+bool output_has_piece(const struct output *output);
+struct api_piece output_piece(const struct output *output);
+void output_reset(struct output *output);
+
+/* Bytes kept since the last reset. */
+size_t output_held_bytes(const struct output *output);
+
+#endif

@@ -1,0 +1,43 @@
+/* A request body into what the engine and the answer need: everything that may take long.
+ *
+ * Runs on a work thread; holds no HTTP and no loop state. */
+#ifndef FRONTEND_PREPARE_H
+#define FRONTEND_PREPARE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/checkpoint.h"
+#include "frontend/api_error.h"
+#include "frontend/api_plan.h"
+#include "frontend/api_request.h"
+#include "frontend/chat_parse.h"
+#include "frontend/chat_render.h"
+#include "frontend/output.h"
+#include "frontend/tokenizer.h"
+
+/* What does not change while the process runs; borrowed by every preparation. */
+struct prepare_model {
+    const char *name; /* in the API */
+    const struct checkpoint_info *checkpoint;
+    const struct tokenizer *tokenizer; /* null: token ids only */
+    enum chat_format chat_format;
+    struct chat_markers markers;
+};
+
+struct prepared {
+    struct json_t *body; /* owned */
+    struct api_request request;
+    struct tok_ids prompt;
+    struct api_plan plan;
+};
+
+/* out_prepared is initialised in any case: call prepare_fini.  random_seed is used where the
+ * request has none. */
+ERR_NODISCARD enum err_code prepare_request(const struct prepare_model *model,
+                                            const struct api_limits *limits, enum api_route route,
+                                            const struct buf *body, uint64_t random_seed,
+                                            struct prepared *out_prepared, struct api_error *error);
+void prepare_fini(struct prepared *prepared);
+
+#endif

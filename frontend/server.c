@@ -1,0 +1,436 @@
+#include "frontend/server.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <h2o.h>
+#include <h2o/http1.h>
+#include <h2o/http2.h>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "frontend/app.h"
+#include "frontend/http_conn.h"
+#include "frontend/http_generate.h"
+#include "frontend/http_info.h"
+#include "frontend/http_reply.h"
+#include "frontend/loop.h"
+
+enum {
+    ACCEPTS_PER_EVENT = 32,
+    TICK_MS = 1000,
+    DRAIN_TICK_MS = 20,
+    DRAIN_GRACE_MS = 100,   /* for a request that crosses with the end on a kept connection */
+    DRAIN_CANCEL_MS = 2000, /* for the last answers after the timeout */
+    CLOSE_TURNS = 64,       /* of the loop, for connections to close at the end */
+    KEEPALIVE_IDLE_S = 60,  /* probes find peers that vanished without a word */
+    KEEPALIVE_INTERVAL_S = 15,
+    KEEPALIVE_PROBES = 4,
+    BODY_SLACK_BYTES = 4 << 20, /* read beyond the limit, so that HTTP/2 clients get a 413, too */
+};
+
+struct server {
+    struct app *app;          /* borrowed */
+    struct http_calls *calls; /* owned */
+    h2o_globalconf_t config;
+    h2o_context_t context;
+    h2o_accept_ctx_t accept;
+    h2o_socket_t *listener; /* owned; null once draining */
+    bool is_paused;         /* not accepting: too many connections or descriptors */
+    struct loop_timer *tick;
+    struct loop_timer *drain_tick;
+    uint64_t drain_deadline_ns;
+    uint64_t idle_since_ns; /* draining: nothing was open from then on */
+    bool was_cancelled;
+};
+
+struct handler {
+    h2o_handler_t handler;
+    struct server *server; /* borrowed */
+};
+
+static void route_chat(struct server *server, h2o_req_t *request)
+{
+    http_generate_start(server->calls, request, API_ROUTE_CHAT);
+}
+
+static void route_completions(struct server *server, h2o_req_t *request)
+{
+    http_generate_start(server->calls, request, API_ROUTE_COMPLETIONS);
+}
+
+static void route_models(struct server *server, h2o_req_t *request)
+{
+    http_info_models(server->app, request);
+}
+
+static void route_health(struct server *server, h2o_req_t *request)
+{
+    http_info_health(server->app, request);
+}
+
+static void route_ready(struct server *server, h2o_req_t *request)
+{
+    http_info_ready(server->app, request);
+}
+
+static void route_metrics(struct server *server, h2o_req_t *request)
+{
+    http_info_metrics(server->app, request);
+}
+
+static const struct route {
+    const char *path;
+    bool is_prefix; /* anything below it, too */
+    bool is_post;   /* else GET and HEAD */
+    void (*serve)(struct server *server, h2o_req_t *request);
+} routes[] = {
+    {"/health", false, false, route_health},
+    {"/metrics", false, false, route_metrics},
+    {"/ready", false, false, route_ready},
+    {"/v1/chat/completions", false, true, route_chat},
+    {"/v1/completions", false, true, route_completions},
+    {"/v1/models", true, false, route_models},
+};
+
+static bool matches(const struct route *route, const h2o_iovec_t *path)
+{
+    size_t route_bytes = strlen(route->path);
+    if (path->len < route_bytes || memcmp(path->base, route->path, route_bytes) != 0) {
+        return false;
+    }
+    return path->len == route_bytes || (route->is_prefix && path->base[route_bytes] == '/');
+}
+
+static const struct route *find_route(const h2o_iovec_t *path)
+{
+    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
+        if (matches(&routes[i], path)) {
+            return &routes[i];
+        }
+    }
+    return NULL;
+}
+
+static bool is_method(const h2o_req_t *request, const char *method)
+{
+    return h2o_memis(request->method.base, request->method.len, method, strlen(method));
+}
+
+static void reply_http_error(struct server *server, h2o_req_t *request,
+                             const struct api_error *error)
+{
+    char id[HTTP_REQUEST_ID_BYTES];
+    http_reply_request_id(server->app, request, id);
+    http_reply_error(server->app, request, id, error);
+}
+
+static void refuse_method(struct server *server, h2o_req_t *request, const struct route *route)
+{
+    struct api_error error;
+    const char *allowed = route->is_post ? "POST" : "GET, HEAD";
+    api_error_http(&error, 405, "method_not_allowed", "%.16s is not allowed for %s, only %s",
+                   h2o_strdup(&request->pool, request->method.base, request->method.len).base,
+                   route->path, allowed);
+    h2o_add_header_by_str(&request->pool, &request->res.headers, H2O_STRLIT("allow"), 1, NULL,
+                          allowed, strlen(allowed));
+    reply_http_error(server, request, &error);
+}
+
+static int on_request(h2o_handler_t *handler, h2o_req_t *request)
+{
+    struct server *server = H2O_STRUCT_FROM_MEMBER(struct handler, handler, handler)->server;
+    const struct options *options = server->app->options;
+    const struct route *route = find_route(&request->path_normalized);
+    struct api_error error;
+    if (!route) {
+        api_error_http(
+            &error, 404, "not_found", "no route %.120s",
+            h2o_strdup(&request->pool, request->path_normalized.base, request->path_normalized.len)
+                .base);
+        reply_http_error(server, request, &error);
+    } else if (route->is_post ? !is_method(request, "POST")
+                              : !is_method(request, "GET") && !is_method(request, "HEAD")) {
+        refuse_method(server, request, route);
+    } else if (request->entity.len > (size_t)options->max_body_mb << 20) {
+        api_error_http(&error, 413, "body_too_large", "the body has %zu bytes, at most %u MB",
+                       request->entity.len, options->max_body_mb);
+        reply_http_error(server, request, &error);
+    } else {
+        route->serve(server, request);
+    }
+    return 0;
+}
+
+static void on_accept(h2o_socket_t *listener, const char *err);
+
+static void pause_accepting(struct server *server, const char *reason)
+{
+    if (!server->is_paused) {
+        server->is_paused = true;
+        h2o_socket_read_stop(server->listener);
+        log_warn("server", "accept_paused", "reason=%s connections=%u", reason,
+                 http_conns_count(server->app->conns));
+    }
+}
+
+static void resume_accepting(struct server *server)
+{
+    if (server->is_paused && server->listener) {
+        server->is_paused = false;
+        h2o_socket_read_start(server->listener, on_accept);
+    }
+}
+
+static void on_room(void *owner)
+{
+    resume_accepting(owner);
+}
+
+static void on_accept(h2o_socket_t *listener, const char *err)
+{
+    struct server *server = listener->data;
+    if (err) {
+        return; /* the next event tells again */
+    }
+    for (int i = 0; i < ACCEPTS_PER_EVENT; i++) {
+        if (http_conns_count(server->app->conns) >= server->app->options->max_connections) {
+            pause_accepting(server, "max_connections");
+            return;
+        }
+        errno = 0;
+        h2o_socket_t *socket = h2o_evloop_socket_accept(listener);
+        if (!socket) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+                pause_accepting(server, "no_descriptor");
+            }
+            return;
+        }
+        http_conns_add(server->app->conns, socket);
+        h2o_accept(&server->accept, socket);
+    }
+}
+
+static void end_when_drained(struct server *server, uint64_t now_ns)
+{
+    bool is_idle = http_calls_count(server->calls) == 0;
+    if (!is_idle) {
+        server->idle_since_ns = 0;
+    } else if (server->idle_since_ns == 0) {
+        server->idle_since_ns = now_ns;
+    }
+    bool is_over = is_idle && (http_conns_count(server->app->conns) == 0 ||
+                               now_ns - server->idle_since_ns > DRAIN_GRACE_MS * CLOCK_NS_PER_MS);
+    if (!is_over && now_ns > server->drain_deadline_ns && !server->was_cancelled) {
+        log_warn("server", "drain_timeout", "open_requests=%u", server->app->open_count);
+        server->was_cancelled = true;
+        server->drain_deadline_ns = now_ns + DRAIN_CANCEL_MS * CLOCK_NS_PER_MS;
+        http_calls_cancel_all(server->calls);
+    }
+    if (is_over || (server->was_cancelled && now_ns > server->drain_deadline_ns)) {
+        loop_stop(server->app->loop);
+    }
+}
+
+static void on_drain_tick(void *owner)
+{
+    end_when_drained(owner, clock_now_ns());
+}
+
+static void on_tick(void *owner)
+{
+    struct server *server = owner;
+    uint64_t now_ns = clock_now_ns();
+    http_conns_sweep(server->app->conns, now_ns);
+    http_calls_sweep(server->calls, now_ns);
+    resume_accepting(server);
+}
+
+static bool is_listening(int fd)
+{
+    int flag = 0;
+    socklen_t flag_bytes = sizeof(flag);
+    return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &flag, &flag_bytes) == 0 && flag;
+}
+
+/* Accepted sockets inherit these. */
+static void set_keepalive(int fd)
+{
+    static const struct {
+        int level;
+        int name;
+        int value;
+    } rows[] = {
+        {SOL_SOCKET, SO_KEEPALIVE, 1},
+        {IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S},
+        {IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S},
+        {IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        /* A Unix socket has no probes and needs none. */
+        (void)setsockopt(fd, rows[i].level, rows[i].name, &rows[i].value, sizeof(rows[i].value));
+    }
+}
+
+static void configure(struct server *server)
+{
+    const struct options *options = server->app->options;
+    h2o_globalconf_t *config = &server->config;
+    h2o_config_init(config);
+    config->server_name = h2o_iovec_init(H2O_STRLIT("bezel"));
+    config->max_request_entity_size = ((size_t)options->max_body_mb << 20) + BODY_SLACK_BYTES;
+    config->http1.req_timeout = options->keep_alive_s * 1000ULL;
+    config->http2.idle_timeout = options->keep_alive_s * 1000ULL;
+    h2o_hostconf_t *host =
+        h2o_config_register_host(config, h2o_iovec_init(H2O_STRLIT("default")), 65535);
+    h2o_pathconf_t *path = h2o_config_register_path(host, "/", 0);
+    path->error_log.emit_request_errors = 0;
+    host->fallback_path.error_log.emit_request_errors = 0;
+    http_reply_reshape_errors(server->app, path);
+    http_reply_reshape_errors(server->app, &host->fallback_path);
+    struct handler *handler =
+        H2O_STRUCT_FROM_MEMBER(struct handler, handler, h2o_create_handler(path, sizeof(*handler)));
+    handler->handler.on_req = on_request;
+    handler->server = server;
+}
+
+enum err_code server_create(struct app *app, int listen_fd, struct server **out_server,
+                            struct err *err)
+{
+    if (!is_listening(listen_fd)) {
+        return err_set(err, ERR_ARGUMENT, "descriptor %d is not a listening socket", listen_fd);
+    }
+    struct http_conns *conns = NULL;
+    enum err_code code = http_conns_create(app, &conns, err);
+    if (code) {
+        return code;
+    }
+    struct server *server = mem_zalloc(1, sizeof(*server));
+    server->app = app;
+    app->conns = conns;
+    server->calls = http_calls_create(app);
+    configure(server);
+    h2o_context_init(&server->context, loop_h2o(app->loop), &server->config);
+    server->accept.ctx = &server->context;
+    server->accept.hosts = server->config.hosts;
+    set_keepalive(listen_fd);
+    server->listener =
+        h2o_evloop_socket_create(loop_h2o(app->loop), listen_fd, H2O_SOCKET_FLAG_DONT_READ);
+    server->listener->data = server;
+    h2o_socket_read_start(server->listener, on_accept);
+    http_conns_set_room(conns, on_room, server);
+    server->tick = loop_timer_create(app->loop, TICK_MS, on_tick, server);
+    *out_server = server;
+    return ERR_OK;
+}
+
+static void close_listener(struct server *server)
+{
+    if (server->listener) {
+        h2o_socket_read_stop(server->listener);
+        h2o_socket_close(server->listener);
+        server->listener = NULL;
+    }
+}
+
+void server_drain(struct server *server)
+{
+    uint64_t now_ns = clock_now_ns();
+    if (server->app->is_draining) {
+        return;
+    }
+    server->app->is_draining = true;
+    server->drain_deadline_ns = now_ns + server->app->options->drain_timeout_s * CLOCK_NS_PER_SEC;
+    log_info("server", "draining", "open_requests=%u timeout_s=%u", server->app->open_count,
+             server->app->options->drain_timeout_s);
+    close_listener(server);
+    h2o_context_request_shutdown(&server->context);
+    server->drain_tick = loop_timer_create(server->app->loop, DRAIN_TICK_MS, on_drain_tick, server);
+}
+
+void server_hurry(struct server *server)
+{
+    server_drain(server);
+    server->drain_deadline_ns = clock_now_ns();
+}
+
+void server_destroy(struct server *server)
+{
+    if (!server) {
+        return;
+    }
+    struct app *app = server->app;
+    for (int i = 0; i < CLOSE_TURNS && http_calls_count(server->calls) > 0; i++) {
+        loop_turn(app->loop);
+    }
+    loop_timer_destroy(server->drain_tick);
+    loop_timer_destroy(server->tick);
+    h2o_timeout_unlink(&server->context.http2._graceful_shutdown_timeout);
+    h2o_context_dispose(&server->context);
+    h2o_config_dispose(&server->config);
+    http_conns_destroy(app->conns);
+    app->conns = NULL;
+    http_calls_destroy(server->calls);
+    mem_free(server);
+}
+
+enum err_code server_listen(const char *host, uint32_t port, int *out_fd, uint32_t *out_port,
+                            struct err *err)
+{
+    char service[16];
+    (void)snprintf(service, sizeof(service), "%u", port); /* fits */
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo *addresses = NULL;
+    int status = getaddrinfo(host, service, &hints, &addresses);
+    if (status) {
+        return err_set(err, ERR_ARGUMENT, "host '%s' cannot be resolved: %s", host,
+                       gai_strerror(status));
+    }
+    int fd = -1;
+    enum err_code code = ERR_OK;
+    fd = socket(addresses->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int on = 1;
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+        bind(fd, addresses->ai_addr, addresses->ai_addrlen) != 0 || listen(fd, 1024) != 0) {
+        code = err_errno(err, errno, "listening on %s port %u", host, port);
+        goto out;
+    }
+    struct sockaddr_storage bound;
+    socklen_t bound_bytes = sizeof(bound);
+    if (getsockname(fd, (struct sockaddr *)&bound, &bound_bytes) != 0) {
+        code = err_errno(err, errno, "asking for the port of %s", host);
+        goto out;
+    }
+    *out_port = ntohs(bound.ss_family == AF_INET6
+                          ? ((const struct sockaddr_in6 *)(const void *)&bound)->sin6_port
+                          : ((const struct sockaddr_in *)(const void *)&bound)->sin_port);
+    *out_fd = fd;
+    fd = -1;
+out:
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+    freeaddrinfo(addresses);
+    return code;
+}
+
+void server_end(struct server *server)
+{
+    if (!server) {
+        return;
+    }
+    struct app *app = server->app;
+    close_listener(server);
+    http_calls_cancel_all(server->calls);
+    for (int i = 0; i < CLOSE_TURNS && http_conns_count(app->conns) > 0; i++) {
+        http_conns_shut_all(app->conns);
+        loop_turn(app->loop);
+    }
+}
