@@ -64,10 +64,6 @@ static enum err_code check_extent(const struct plan_limits *limits, const struct
         return err_set(err, ERR_PLAN, "output_start: %u, want 1 to %u", admit->output_start,
                        admit->prompt.count);
     }
-    if (admit->min_tokens > admit->max_total) {
-        return err_set(err, ERR_PLAN, "min_tokens: %u, max_total is %u", admit->min_tokens,
-                       admit->max_total);
-    }
     /* The last token is sampled, never written.  In rows of one token the local family needs least. */
     const struct account_geometry geometry = {
         .page_tokens = runner->page_tokens,
@@ -160,7 +156,7 @@ static enum err_code check_frontier(const struct wire_row *row, const struct seq
     unsigned long long id = row->seq_id;
     uint32_t launched = seq->account.launched_tokens;
     if (row->count == 0) {
-        if (launched < seq->prompt_tokens) {
+        if (launched < seq->prompt_tokens && !seq->prompt_was_held) {
             return err_set(err, ERR_PLAN, "decode row of %llu: launched %u of %u prompt tokens", id,
                            launched, seq->prompt_tokens);
         }

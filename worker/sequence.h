@@ -47,6 +47,8 @@ struct sequence {
     uint64_t owed_msg_seq;   /* of the CANCEL whose FINISHED is not pushed yet; 0: none */
     uint32_t launched_rows;  /* rows in steps in flight */
     uint32_t held_tokens;    /* of the launched tokens, those of rows known to be held */
+    bool prompt_was_held;    /* the row that ends the prompt was, and no prompt row since: decode
+                                rows planned before that was known are held too */
     uint64_t plan_mark;      /* last plan that named it: finds a second row in the same plan */
 
     uint32_t *tokens; /* owned, [max_total_tokens] */

@@ -92,6 +92,7 @@ static void settle_row(struct settling *settling, const struct step_row *row)
     bool may_hold = row->samples && seq->is_constrained;
     if (pick->outcome == RUNNER_OUTCOME_HELD && (row->is_held || may_hold)) {
         seq_unlaunch(seq, row->count);
+        seq->prompt_was_held = seq->prompt_was_held || row->is_prompt;
         settling->held_rows++;
         return;
     }

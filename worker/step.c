@@ -285,6 +285,7 @@ static void settle_launch(struct step_line *line, const struct plan_rows *rows, 
             note_writes(line, row, line->runner_rows[row->pick_index].start);
         }
         row->seq->held_tokens += row->is_held ? row->count : 0;
+        row->seq->prompt_was_held = row->seq->prompt_was_held && !row->is_prompt;
     }
 }
 

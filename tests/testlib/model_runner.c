@@ -262,12 +262,12 @@ static void run_row(struct model_runner *model, struct model_step *step, uint32_
     const struct runner_row *row = &step->rows[index];
     struct model_slot *slot = &model->slots[row->slot];
     struct runner_pick *pick = &step->picks[index];
-    if (!check_row(model, step, index)) {
-        pick->outcome = row->samples ? RUNNER_OUTCOME_BAD : RUNNER_OUTCOME_NONE;
-        return;
-    }
     if (slot->is_stopped) {
         pick->outcome = RUNNER_OUTCOME_MASKED;
+        return;
+    }
+    if (!check_row(model, step, index)) {
+        pick->outcome = row->samples ? RUNNER_OUTCOME_BAD : RUNNER_OUTCOME_NONE;
         return;
     }
     bool is_held = row->constrained && (row->mask == NULL || step->fault == MODEL_FAULT_HOLD);
