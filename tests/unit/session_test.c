@@ -17,6 +17,7 @@ struct bench {
     struct runner *runner;
     struct core_rig rig;
     struct rig_session session;
+    uint32_t prompt[64];
 };
 
 static const struct runner_limits usual_limits = {
@@ -35,6 +36,9 @@ static void setup_limits(struct bench *bench, const struct runner_limits *limits
                          uint32_t ring_records)
 {
     static const uint32_t modality_ids[] = {90, 91};
+    for (uint32_t i = 0; i < 64; i++) {
+        bench->prompt[i] = (i * 7 + 3) % 89;
+    }
     const struct model_runner_options options = {.limits = *limits};
     bench->runner = model_runner_create(&options);
     const struct session_limits session_limits = {
@@ -71,15 +75,6 @@ static void teardown(struct bench *bench)
     bench->runner->table->destroy(bench->runner);
 }
 
-static uint32_t prompt[512];
-
-static void fill_prompt(void)
-{
-    for (uint32_t i = 0; i < 512; i++) {
-        prompt[i] = (i * 7 + 3) % 89;
-    }
-}
-
 static void run_steps(struct bench *bench)
 {
     do {
@@ -97,9 +92,8 @@ static uint64_t send_row(struct bench *bench, uint64_t seq_id, uint32_t start, u
 static void test_messages_are_answered_in_order(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 40, 100);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 40, 100);
     rig_admit(&bench.session, &admit);
     rig_ping(&bench.session, 77);
     rig_advance(&bench.rig);
@@ -137,9 +131,8 @@ static void test_messages_are_answered_in_order(void)
 static void test_length_is_found_on_the_device(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 5, 9);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 9);
     rig_admit(&bench.session, &admit);
     send_row(&bench, 1, 0, 5);
     for (uint32_t i = 0; i < 6; i++) { /* three more than it can use */
@@ -163,13 +156,12 @@ static void test_a_late_stop_costs_less_than_depth_rows(void)
     for (uint32_t depth = 1; depth <= 4; depth++) {
         struct runner_limits limits = usual_limits;
         struct bench bench;
-        fill_prompt();
         limits.pipeline_depth = depth;
         setup_limits(&bench, &limits, 1024);
         /* Stop where the model's fifth token is. */
-        struct plan_admit admit = rig_plain_admit(3, prompt, 5, 500);
+        struct plan_admit admit = rig_plain_admit(3, bench.prompt, 5, 500);
         uint32_t tokens[505];
-        memcpy(tokens, prompt, 5 * sizeof(tokens[0]));
+        memcpy(tokens, bench.prompt, 5 * sizeof(tokens[0]));
         uint64_t fold = model_fold_start(3);
         uint32_t known = 5;
         for (uint32_t i = 0; i < 9; i++) {
@@ -202,9 +194,8 @@ static void test_a_late_stop_costs_less_than_depth_rows(void)
 static void test_cancel_acts_ahead_of_queued_steps(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 5, 100);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
     send_row(&bench, 1, 0, 5);
     for (uint32_t i = 0; i < 5; i++) {
@@ -230,9 +221,8 @@ static void test_cancel_acts_ahead_of_queued_steps(void)
 static void test_cancel_reaches_an_admit_that_still_waits(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 5, 100);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
     send_row(&bench, 1, 0, 5);
     send_row(&bench, 1, 0, 0);
@@ -255,9 +245,8 @@ static void test_cancel_reaches_an_admit_that_still_waits(void)
 static void test_refusal_refuses_steps_until_one_names_it(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 5, 100);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
     uint64_t first = send_row(&bench, 1, 0, 5);
     uint64_t wrong = send_row(&bench, 99, 0, 0);
@@ -291,10 +280,9 @@ static void test_refusal_refuses_steps_until_one_names_it(void)
 static void test_release_frees_id_and_slot(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
     for (uint64_t id = 1; id <= SLOTS + 1; id++) {
-        struct plan_admit admit = rig_plain_admit(id, prompt, 5, 100);
+        struct plan_admit admit = rig_plain_admit(id, bench.prompt, 5, 100);
         rig_admit(&bench.session, &admit);
     }
     rig_advance(&bench.rig);
@@ -304,7 +292,7 @@ static void test_release_frees_id_and_slot(void)
     test_eq_str(refused->as.refused.text, "6 sequences are alive, at most 6");
     rig_release(&bench.session, 2);
     rig_release(&bench.session, 2);
-    struct plan_admit admit = rig_plain_admit(2, prompt, 5, 100);
+    struct plan_admit admit = rig_plain_admit(2, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
     admit.seq_id = 50;
     rig_admit(&bench.session, &admit);
@@ -325,10 +313,9 @@ static void test_a_slot_waits_for_the_steps_that_name_it(void)
 {
     struct runner_limits limits = usual_limits;
     struct bench bench;
-    fill_prompt();
     limits.slots = 1;
     setup_limits(&bench, &limits, 1024);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 5, 100);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
     send_row(&bench, 1, 0, 5);
     send_row(&bench, 1, 0, 0);
@@ -353,9 +340,8 @@ static void test_a_slot_waits_for_the_steps_that_name_it(void)
 static void test_a_full_ring_stops_launches_and_loses_nothing(void)
 {
     struct bench bench;
-    fill_prompt();
     setup_limits(&bench, &usual_limits, 8);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 5, 100);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
     send_row(&bench, 1, 0, 5);
     for (uint32_t i = 0; i < 12; i++) {
@@ -380,9 +366,8 @@ static void test_a_full_ring_stops_launches_and_loses_nothing(void)
 static void test_a_cancel_without_room_is_answered_later(void)
 {
     struct bench bench;
-    fill_prompt();
     setup_limits(&bench, &usual_limits, 4);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 5, 100);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
     for (uint32_t i = 0; i < 4; i++) {
         rig_ping(&bench.session, i);
@@ -406,7 +391,6 @@ static void test_a_cancel_without_room_is_answered_later(void)
 static void test_two_sessions_take_turns(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
     struct rig_session other;
     rig_open(&bench.rig, &other, NULL);
@@ -417,7 +401,7 @@ static void test_two_sessions_take_turns(void)
     test_eq_str(err.message, "2 sessions are open, at most 2");
     struct rig_session *both[] = {&bench.session, &other};
     for (uint32_t s = 0; s < 2; s++) {
-        struct plan_admit admit = rig_plain_admit(1, prompt, 5, 100);
+        struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
         rig_admit(both[s], &admit);
         struct wire_row row = {.seq_id = 1, .count = 5};
         rig_step(both[s], 0, &row, 1);
@@ -440,10 +424,9 @@ static void test_two_sessions_take_turns(void)
 static void test_closing_frees_all_after_the_steps_in_flight(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
     for (uint64_t id = 1; id <= 3; id++) {
-        struct plan_admit admit = rig_plain_admit(id, prompt, 30, 100);
+        struct plan_admit admit = rig_plain_admit(id, bench.prompt, 30, 100);
         rig_admit(&bench.session, &admit);
     }
     send_row(&bench, 1, 0, 30);
@@ -452,7 +435,7 @@ static void test_closing_frees_all_after_the_steps_in_flight(void)
     rig_advance(&bench.rig);
     rig_close(&bench.session);
     rig_open(&bench.rig, &bench.session, NULL); /* a new frontend comes at once */
-    struct plan_admit admit = rig_plain_admit(1, prompt, 5, 10);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 10);
     rig_admit(&bench.session, &admit);
     rig_advance(&bench.rig);
     const struct result_record *admitted = rig_last(&bench.session, RESULT_ADMITTED, 1);
@@ -501,9 +484,8 @@ static void test_numbers_and_epochs_are_checked(void)
 static void test_logprobs_continue_over_records(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 6, 20);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 6, 20);
     admit.logprobs = 21;
     admit.prompt_logprobs = 11;
     rig_admit(&bench.session, &admit);
@@ -522,7 +504,7 @@ static void test_logprobs_continue_over_records(void)
         const struct result_logprobs *logprobs = &record->as.logprobs;
         if (record->flags == RESULT_LOGPROBS_PROMPT) {
             test_eq_u64(logprobs->position, 1 + prompt_records / 2);
-            test_eq_u64(logprobs->token, prompt[logprobs->position]);
+            test_eq_u64(logprobs->token, bench.prompt[logprobs->position]);
             test_eq_u64(logprobs->first_index, prompt_records % 2 * 9);
             test_eq_u64(logprobs->pair_count, prompt_records % 2 == 0 ? 9 : 1);
             prompt_records++;
@@ -542,9 +524,8 @@ static void test_logprobs_continue_over_records(void)
 static void test_admitted_again_with_its_output(void)
 {
     struct bench bench;
-    fill_prompt();
     setup(&bench);
-    struct plan_admit admit = rig_plain_admit(1, prompt, 20, 60);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 20, 60);
     rig_admit(&bench.session, &admit);
     send_row(&bench, 1, 0, 20);
     for (uint32_t i = 0; i < 39; i++) {
@@ -552,7 +533,7 @@ static void test_admitted_again_with_its_output(void)
     }
     run_steps(&bench);
     uint32_t tokens[60];
-    memcpy(tokens, prompt, 20 * sizeof(tokens[0]));
+    memcpy(tokens, bench.prompt, 20 * sizeof(tokens[0]));
     test_eq_u64(rig_tokens(&bench.session, 1, tokens + 20, 40), 40);
     rig_release(&bench.session, 1);
 
