@@ -47,7 +47,7 @@ typedef void (*engine_event_fn)(void *owner, const struct engine_event *event);
 struct engine_request {
     struct plan_admit admit; /* seq_id is set by the scheduler; arrays are copied by submit */
     int32_t priority;        /* lower runs first; 0 default */
-    uint64_t deadline_ns;    /* monotonic; 0 none */
+    uint64_t deadline_ns;    /* monotonic; still waiting then: FAILED(ERR_TIMEOUT); 0 none */
     engine_event_fn on_event;
     void *owner;
 };
@@ -58,6 +58,9 @@ struct engine_options {
     uint32_t max_queue;       /* waiting requests */
     uint32_t max_step_tokens; /* token budget of a step; 0: the worker's limit */
     uint32_t pipeline_depth;  /* 0: the worker's */
+    uint64_t tokenizer_hash;  /* a worker with another is not used; 0: any */
+    uint32_t
+        detached_wait_ms; /* so long after losing the worker requests wait for another; 0: 30 s */
 };
 
 ERR_NODISCARD enum err_code engine_create(const struct engine_options *options,
@@ -65,7 +68,8 @@ ERR_NODISCARD enum err_code engine_create(const struct engine_options *options,
 /* Cancels what runs, stops the thread. */
 void engine_destroy(struct engine *engine);
 
-/* Errors: ERR_BUSY (queue full), ERR_CLOSED (no worker), ERR_LIMIT (can never fit; names both
+/* While the worker is gone for less than detached_wait_ms, requests queue.
+ * Errors: ERR_BUSY (queue full), ERR_CLOSED (no worker), ERR_LIMIT (can never fit; names both
  * values), ERR_ARGUMENT.  No event is delivered after an error.  *out_request_id is set before the
  * first event. */
 ERR_NODISCARD enum err_code engine_submit(struct engine *engine,
@@ -75,7 +79,8 @@ ERR_NODISCARD enum err_code engine_submit(struct engine *engine,
 /* FINISHED(CANCEL) follows unless the request has ended already; unknown ids are ignored. */
 void engine_cancel(struct engine *engine, uint64_t request_id);
 
-/* A snapshot for /metrics, /ready and validation. */
+/* A snapshot for /metrics, /ready and validation.
+ * requests_arrived = rejected + finished + failed + waiting + running. */
 struct engine_status {
     bool is_attached;
     bool is_ready; /* a STEP_DONE or PONG younger than 2 s */

@@ -317,6 +317,11 @@ uint32_t sched_outstanding_steps(const struct sched *sched)
     return sched->session.step_count;
 }
 
+uint32_t sched_live_running(const struct sched *sched)
+{
+    return sched->live_running;
+}
+
 uint64_t sched_heard_ns(const struct sched *sched)
 {
     return sched->session.heard_ns;

@@ -124,6 +124,9 @@ uint64_t sched_wake_ns(const struct sched *sched);
 bool sched_is_attached(const struct sched *sched);
 uint32_t sched_outstanding_steps(const struct sched *sched);
 
+/* Requests at the worker whose owner still waits. */
+uint32_t sched_live_running(const struct sched *sched);
+
 /* Last record of any kind, and last STEP_DONE or PONG; 0 none in this session. */
 uint64_t sched_heard_ns(const struct sched *sched);
 uint64_t sched_alive_ns(const struct sched *sched);

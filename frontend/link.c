@@ -1,0 +1,531 @@
+#include "frontend/link.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include <nng/nng.h>
+#include <nng/protocol/pair0/pair.h>
+#include <nng/protocol/reqrep0/req.h>
+
+#include "common/buf.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/ring.h"
+#include "common/shm.h"
+#include "proto/result.h"
+
+#define URL_BYTES 256
+
+/* Resend is off: a day is never reached, while "infinite" is read as "at once" by some versions.  The
+ * nonce makes the one resend after a lost connection harmless. */
+#define NEVER_RESEND_MS 86400000
+
+#define ANSWER_TIMEOUT_MS 1000 /* of a control request; a frozen worker costs this much */
+#define RECONNECT_MIN_MS  10
+#define RECONNECT_MAX_MS  50
+#define DIAL_TIMEOUT_NS   (5 * CLOCK_NS_PER_SEC)
+#define LOADING_PAUSE_NS  (100 * CLOCK_NS_PER_MS)
+#define BUSY_PAUSE_NS     (20 * CLOCK_NS_PER_MS)
+#define RETRY_PAUSE_NS    (20 * CLOCK_NS_PER_MS)
+#define MISFIT_PAUSE_NS   (1 * CLOCK_NS_PER_SEC)
+#define UNSENT_MESSAGES   8192 /* nng's bound: a worker that takes none of them is lost */
+
+enum phase {
+    PHASE_PAUSE,   /* until due_ns */
+    PHASE_SENDING, /* a control request */
+    PHASE_WAITING, /* for its answer */
+    PHASE_DIALING, /* the plan socket, until due_ns */
+    PHASE_ATTACHED,
+    PHASE_LOST, /* reported by link_poll; until link_detach */
+};
+
+struct link {
+    void (*on_wake)(void *owner);
+    void *owner;
+    uint64_t tokenizer_hash;
+    char name[HELLO_MAX_TEXT_BYTES];
+
+    enum phase phase;
+    bool is_attaching; /* the request in flight is ATTACH */
+    uint64_t due_ns;
+
+    nng_socket control;
+    nng_aio *aio;
+    atomic_bool aio_done; /* set by nng's thread */
+
+    nng_socket plan;
+    bool has_plan;
+    atomic_uint plan_id; /* socket whose pipe events count; 0 none */
+    atomic_bool pipe_up;
+    atomic_bool pipe_gone;
+
+    struct mem_arena arena; /* of the last answer */
+    bool has_welcome;
+    struct hello_welcome welcome;
+    uint64_t nonce;
+    struct shm_segment segment;
+    struct link_session session;
+    struct buf bytes;  /* of the message being sent */
+    uint64_t pause_ns; /* before the next HELLO, once detached */
+    char lost_text[ERR_MESSAGE_BYTES];
+    char logged_text[ERR_MESSAGE_BYTES]; /* the last misfit, logged once */
+};
+
+static void on_answer(void *argument)
+{
+    struct link *link = argument;
+    atomic_store_explicit(&link->aio_done, true, memory_order_release); /* L1: with L2 */
+    link->on_wake(link->owner);
+}
+
+static void on_pipe(nng_pipe pipe, nng_pipe_ev event, void *argument)
+{
+    struct link *link = argument;
+    unsigned socket_id = (unsigned)nng_socket_id(nng_pipe_socket(pipe));
+    if (socket_id != atomic_load_explicit(&link->plan_id, memory_order_acquire)) {
+        return; /* of a session before */
+    }
+    if (event == NNG_PIPE_EV_ADD_POST) {
+        atomic_store_explicit(&link->pipe_up, true, memory_order_release); /* L3: with L4 */
+    } else {
+        atomic_store_explicit(&link->pipe_gone, true, memory_order_release); /* L5: with L6 */
+    }
+    link->on_wake(link->owner);
+}
+
+static enum err_code nng_failed(int result, const char *what, struct err *err)
+{
+    return err_set(err, ERR_SYSTEM, "%s: %s", what, nng_strerror(result));
+}
+
+static int dial(nng_socket socket, const char *url, size_t max_bytes)
+{
+    nng_dialer dialer;
+    int result = nng_dialer_create(&dialer, socket, url);
+    result = result == 0 ? nng_dialer_set_size(dialer, NNG_OPT_RECVMAXSZ, max_bytes) : result;
+    result = result == 0 ? nng_dialer_set_ms(dialer, NNG_OPT_RECONNMINT, RECONNECT_MIN_MS) : result;
+    result = result == 0 ? nng_dialer_set_ms(dialer, NNG_OPT_RECONNMAXT, RECONNECT_MAX_MS) : result;
+    return result == 0 ? nng_dialer_start(dialer, NNG_FLAG_NONBLOCK) : result;
+}
+
+static int start_control(struct link *link, const char *url)
+{
+    int result = nng_req0_open(&link->control);
+    if (result != 0) {
+        return result;
+    }
+    result = nng_socket_set_ms(link->control, NNG_OPT_REQ_RESENDTIME, NEVER_RESEND_MS);
+    result = result == 0 ? dial(link->control, url, HELLO_MAX_MESSAGE_BYTES) : result;
+    if (result != 0) {
+        (void)nng_close(link->control); /* the first failure is the one to tell */
+    }
+    return result;
+}
+
+enum err_code link_create(const struct link_options *options, struct link **out_link,
+                          struct err *err)
+{
+    char url[URL_BYTES];
+    int length = snprintf(url, sizeof(url), "ipc://%s/control.ipc", options->run_dir);
+    if (length < 0 || (size_t)length >= NNG_MAXADDRLEN) {
+        return err_set(err, ERR_ARGUMENT, "the run directory's path has %zu bytes, at most %d",
+                       strlen(options->run_dir), NNG_MAXADDRLEN - 20);
+    }
+    struct link *link = mem_zalloc(1, sizeof(*link));
+    enum err_code code =
+        mem_arena_init(&link->arena, plan_decode_arena_bytes(HELLO_MAX_MESSAGE_BYTES), err);
+    if (code != ERR_OK) {
+        mem_free(link);
+        return code;
+    }
+    link->on_wake = options->on_wake;
+    link->owner = options->owner;
+    link->tokenizer_hash = options->tokenizer_hash;
+    (void)snprintf(link->name, sizeof(link->name), "%s",
+                   options->name); /* cut is fine: a log name */
+    buf_init(&link->bytes);
+    int result = nng_aio_alloc(&link->aio, on_answer, link);
+    result = result == 0 ? start_control(link, url) : result;
+    if (result != 0) {
+        nng_aio_free(link->aio);
+        mem_arena_fini(&link->arena);
+        mem_free(link);
+        return nng_failed(result, url, err);
+    }
+    nng_aio_set_timeout(link->aio, ANSWER_TIMEOUT_MS);
+    *out_link = link;
+    return ERR_OK;
+}
+
+static void close_plan(struct link *link)
+{
+    atomic_store_explicit(&link->plan_id, 0, memory_order_release);
+    if (link->has_plan) {
+        (void)nng_close(link->plan); /* nothing is left to do about a failure */
+        link->has_plan = false;
+    }
+    shm_close(&link->segment);
+    link->session = (struct link_session){0};
+}
+
+void link_destroy(struct link *link)
+{
+    if (link == NULL) {
+        return;
+    }
+    nng_aio_stop(link->aio); /* no callback runs after this */
+    (void)nng_close(link->control);
+    nng_aio_free(link->aio);
+    close_plan(link);
+    buf_fini(&link->bytes);
+    mem_arena_fini(&link->arena);
+    mem_free(link);
+}
+
+static void pause_for(struct link *link, uint64_t now_ns, uint64_t pause_ns)
+{
+    link->phase = PHASE_PAUSE;
+    link->due_ns = now_ns + pause_ns;
+}
+
+/* One line for each new reason why the worker there cannot be used. */
+static void log_misfit(struct link *link, const char *text)
+{
+    char quoted[2 * ERR_MESSAGE_BYTES];
+    if (strcmp(text, link->logged_text) == 0) {
+        return;
+    }
+    (void)snprintf(link->logged_text, sizeof(link->logged_text), "%s", text); /* cut is fine */
+    log_warn("link", "worker_unusable", "why=%s", log_quote(text, quoted, sizeof(quoted)));
+}
+
+static void send_request(struct link *link, uint64_t now_ns)
+{
+    struct wire_text name = {.at = link->name, .byte_count = (uint32_t)strlen(link->name)};
+    struct hello_message message = {
+        .type = HELLO_HELLO,
+        .as.hello = {.protocol_version = PROTO_VERSION,
+                     .table_hash = hello_table_hash(),
+                     .name = name},
+    };
+    if (link->is_attaching) {
+        message.type = HELLO_ATTACH;
+        message.as.attach = (struct hello_attach){.protocol_version = PROTO_VERSION,
+                                                  .table_hash = hello_table_hash(),
+                                                  .nonce = link->nonce,
+                                                  .name = name};
+    }
+    struct err err;
+    nng_msg *request = NULL;
+    buf_reset(&link->bytes);
+    if (hello_encode(&message, &link->bytes, &err) != ERR_OK) {
+        log_misfit(link, err.message); /* a name over its bound */
+        pause_for(link, now_ns, MISFIT_PAUSE_NS);
+        return;
+    }
+    if (nng_msg_alloc(&request, link->bytes.used_bytes) != 0) {
+        pause_for(link, now_ns, RETRY_PAUSE_NS);
+        return;
+    }
+    memcpy(nng_msg_body(request), link->bytes.at, link->bytes.used_bytes);
+    atomic_store_explicit(&link->aio_done, false, memory_order_relaxed);
+    nng_aio_set_msg(link->aio, request);
+    nng_send_aio(link->control, link->aio);
+    link->phase = PHASE_SENDING;
+}
+
+static void receive_answer(struct link *link)
+{
+    atomic_store_explicit(&link->aio_done, false, memory_order_relaxed);
+    nng_recv_aio(link->control, link->aio);
+    link->phase = PHASE_WAITING;
+}
+
+static enum err_code new_nonce(struct link *link, struct err *err)
+{
+    if (getrandom(&link->nonce, sizeof(link->nonce), 0) != (ssize_t)sizeof(link->nonce)) {
+        return err_set(err, ERR_SYSTEM, "no random bytes for a nonce");
+    }
+    return ERR_OK;
+}
+
+static enum link_change take_welcome(struct link *link, const struct hello_welcome *welcome,
+                                     uint64_t now_ns)
+{
+    struct err err;
+    link->welcome = *welcome;
+    link->has_welcome = true;
+    if (welcome->state != HELLO_STATE_READY) {
+        pause_for(link, now_ns, LOADING_PAUSE_NS);
+        return LINK_CHANGE_WELCOME;
+    }
+    if (link->tokenizer_hash != 0 && welcome->tokenizer_hash != link->tokenizer_hash) {
+        (void)err_set(&err, ERR_CONFIG,
+                      "the worker's tokenizer is %016llx, this frontend's %016llx",
+                      (unsigned long long)welcome->tokenizer_hash,
+                      (unsigned long long)link->tokenizer_hash); /* logged, not returned */
+        log_misfit(link, err.message);
+        pause_for(link, now_ns, MISFIT_PAUSE_NS);
+        return LINK_CHANGE_WELCOME;
+    }
+    if (new_nonce(link, &err) != ERR_OK) {
+        log_misfit(link, err.message);
+        pause_for(link, now_ns, MISFIT_PAUSE_NS);
+        return LINK_CHANGE_WELCOME;
+    }
+    link->is_attaching = true;
+    send_request(link, now_ns);
+    return LINK_CHANGE_WELCOME;
+}
+
+/* Map the segment and look at what it holds. */
+static enum err_code open_segment(struct link *link, const struct hello_attached *attached,
+                                  struct err *err)
+{
+    char name[sizeof(link->segment.name)];
+    if (attached->segment_name.byte_count >= sizeof(name)) {
+        return err_set(err, ERR_PROTOCOL, "the segment's name has %u bytes, at most %zu",
+                       attached->segment_name.byte_count, sizeof(name) - 1);
+    }
+    (void)snprintf(name, sizeof(name), "%.*s", (int)attached->segment_name.byte_count,
+                   attached->segment_name.at); /* it fits */
+    enum err_code code =
+        shm_open_existing(&link->segment, name, (size_t)attached->segment_bytes, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    link->session = (struct link_session){
+        .epoch = attached->epoch,
+        .segment = link->segment.at,
+        .ring_bytes = ring_segment_bytes(RESULT_RECORD_BYTES, link->welcome.ring_records),
+    };
+    if (link->session.ring_bytes == 0 || link->session.ring_bytes > attached->segment_bytes) {
+        return err_set(err, ERR_PROTOCOL, "a ring of %u records in a segment of %llu bytes",
+                       link->welcome.ring_records, (unsigned long long)attached->segment_bytes);
+    }
+    struct mask_geometry masks = {.lanes = link->welcome.slots, .words = attached->mask_words};
+    return mask_area_init(&link->session.mask, link->segment.at, link->segment.byte_count,
+                          (size_t)attached->mask_offset_bytes, &masks, err);
+}
+
+static enum err_code dial_plan(struct link *link, const struct hello_attached *attached,
+                               struct err *err)
+{
+    char url[HELLO_MAX_TEXT_BYTES + 1];
+    (void)snprintf(url, sizeof(url), "%.*s", (int)attached->plan_url.byte_count,
+                   attached->plan_url.at); /* it fits: the table bounds it */
+    int result = nng_pair0_open(&link->plan);
+    if (result != 0) {
+        return nng_failed(result, "plan socket", err);
+    }
+    link->has_plan = true;
+    atomic_store_explicit(&link->pipe_up, false, memory_order_relaxed);
+    atomic_store_explicit(&link->pipe_gone, false, memory_order_relaxed);
+    atomic_store_explicit(&link->plan_id, (unsigned)nng_socket_id(link->plan),
+                          memory_order_release);
+    result = nng_socket_set_int(link->plan, NNG_OPT_SENDBUF, UNSENT_MESSAGES);
+    result =
+        result == 0 ? nng_pipe_notify(link->plan, NNG_PIPE_EV_ADD_POST, on_pipe, link) : result;
+    result =
+        result == 0 ? nng_pipe_notify(link->plan, NNG_PIPE_EV_REM_POST, on_pipe, link) : result;
+    result = result == 0 ? dial(link->plan, url, PLAN_MAX_MESSAGE_BYTES) : result;
+    return result == 0 ? ERR_OK : nng_failed(result, url, err);
+}
+
+static void take_attached(struct link *link, const struct hello_attached *attached, uint64_t now_ns)
+{
+    struct err err;
+    if (attached->instance_id != link->welcome.instance_id) {
+        pause_for(link, now_ns, 0); /* another worker answered: ask it first */
+        return;
+    }
+    enum err_code code = open_segment(link, attached, &err);
+    if (code == ERR_OK) {
+        code = dial_plan(link, attached, &err);
+    }
+    if (code != ERR_OK) {
+        log_misfit(link, err.message);
+        close_plan(link);
+        pause_for(link, now_ns, MISFIT_PAUSE_NS);
+        return;
+    }
+    link->phase = PHASE_DIALING;
+    link->due_ns = now_ns + DIAL_TIMEOUT_NS;
+}
+
+static void take_fault(struct link *link, const struct hello_fault *fault, uint64_t now_ns)
+{
+    char text[ERR_MESSAGE_BYTES];
+    (void)snprintf(text, sizeof(text), "%.*s", (int)fault->text.byte_count,
+                   fault->text.at); /* cut is fine */
+    log_misfit(link, text);
+    pause_for(link, now_ns, fault->code == ERR_BUSY ? BUSY_PAUSE_NS : MISFIT_PAUSE_NS);
+}
+
+static enum link_change take_answer(struct link *link, uint64_t now_ns)
+{
+    nng_msg *answer = nng_aio_get_msg(link->aio);
+    struct hello_message message;
+    struct err err;
+    bool was_attaching = link->is_attaching;
+    link->is_attaching = false;
+    mem_arena_reset(&link->arena);
+    enum err_code code =
+        hello_decode(nng_msg_body(answer), nng_msg_len(answer), &link->arena, &message, &err);
+    nng_msg_free(answer); /* texts are in the arena */
+    if (code != ERR_OK) {
+        log_misfit(link, err.message);
+        pause_for(link, now_ns, MISFIT_PAUSE_NS);
+        return LINK_CHANGE_NONE;
+    }
+    if (message.type == HELLO_FAULT) {
+        take_fault(link, &message.as.fault, now_ns);
+    } else if (message.type == HELLO_WELCOME && !was_attaching) {
+        return take_welcome(link, &message.as.welcome, now_ns);
+    } else if (message.type == HELLO_ATTACHED && was_attaching) {
+        take_attached(link, &message.as.attached, now_ns);
+    } else {
+        log_misfit(link, "the worker's answer is to another question");
+        pause_for(link, now_ns, MISFIT_PAUSE_NS);
+    }
+    return LINK_CHANGE_NONE;
+}
+
+/* The request in flight has gone out, was answered, or failed. */
+static enum link_change step_request(struct link *link, uint64_t now_ns)
+{
+    if (!atomic_load_explicit(&link->aio_done, memory_order_acquire)) { /* L2: with L1 */
+        return LINK_CHANGE_NONE;
+    }
+    nng_aio_wait(link->aio); /* the callback has set the flag and is about to return */
+    int result = nng_aio_result(link->aio);
+    if (result == 0 && link->phase == PHASE_SENDING) {
+        receive_answer(link);
+        return LINK_CHANGE_NONE;
+    }
+    if (result == 0) {
+        return take_answer(link, now_ns);
+    }
+    if (link->phase == PHASE_SENDING) {
+        nng_msg_free(nng_aio_get_msg(link->aio)); /* a request that was not sent stays ours */
+    }
+    link->is_attaching = false;
+    pause_for(link, now_ns, RETRY_PAUSE_NS); /* nobody there, or no answer in time */
+    return LINK_CHANGE_NONE;
+}
+
+static enum link_change step_dialing(struct link *link, uint64_t now_ns)
+{
+    if (atomic_load_explicit(&link->pipe_up, memory_order_acquire)) { /* L4: with L3 */
+        link->phase = PHASE_ATTACHED;
+        link->logged_text[0] = '\0';
+        return LINK_CHANGE_ATTACHED;
+    }
+    if (now_ns >= link->due_ns || atomic_load_explicit(&link->pipe_gone, memory_order_acquire)) {
+        log_misfit(link, "the plan socket did not answer");
+        close_plan(link);
+        pause_for(link, now_ns, RETRY_PAUSE_NS);
+    }
+    return LINK_CHANGE_NONE;
+}
+
+enum link_change link_poll(struct link *link, uint64_t now_ns)
+{
+    enum phase before;
+    enum link_change change = LINK_CHANGE_NONE;
+    do {
+        before = link->phase;
+        switch (link->phase) {
+        case PHASE_PAUSE:
+            if (now_ns >= link->due_ns) {
+                send_request(link, now_ns);
+            }
+            break;
+        case PHASE_SENDING:
+        case PHASE_WAITING: change = step_request(link, now_ns); break;
+        case PHASE_DIALING: change = step_dialing(link, now_ns); break;
+        case PHASE_ATTACHED:
+            if (atomic_load_explicit(&link->pipe_gone, memory_order_acquire)) { /* L6: with L5 */
+                link_drop(link, "the worker closed the session or is gone");
+                link->pause_ns = RETRY_PAUSE_NS;
+            }
+            break;
+        case PHASE_LOST: change = LINK_CHANGE_LOST; break;
+        }
+    } while (change == LINK_CHANGE_NONE && link->phase != before);
+    return change;
+}
+
+uint64_t link_wake_ns(const struct link *link)
+{
+    switch (link->phase) {
+    case PHASE_PAUSE:
+    case PHASE_DIALING: return link->due_ns;
+    case PHASE_LOST: return 0;
+    case PHASE_SENDING:
+    case PHASE_WAITING:
+    case PHASE_ATTACHED: break;
+    }
+    return UINT64_MAX;
+}
+
+const struct hello_welcome *link_welcome(const struct link *link)
+{
+    return link->has_welcome ? &link->welcome : NULL;
+}
+
+const struct link_session *link_session(const struct link *link)
+{
+    return &link->session;
+}
+
+void link_send(struct link *link, const struct plan_message *message)
+{
+    if (link->phase != PHASE_ATTACHED) {
+        return; /* LOST is on its way to the caller */
+    }
+    struct err err;
+    nng_msg *out = NULL;
+    buf_reset(&link->bytes);
+    if (plan_encode(message, &link->bytes, &err) != ERR_OK) {
+        link_drop(link, err.message); /* a bound that req_create did not check: ours */
+        return;
+    }
+    int result = nng_msg_alloc(&out, link->bytes.used_bytes);
+    if (result == 0) {
+        memcpy(nng_msg_body(out), link->bytes.at, link->bytes.used_bytes);
+        result = nng_sendmsg(link->plan, out, NNG_FLAG_NONBLOCK);
+        if (result != 0) {
+            nng_msg_free(out);
+        }
+    }
+    if (result != 0) {
+        (void)err_set(&err, ERR_CLOSED, "a plan message cannot be sent: %s",
+                      nng_strerror(result)); /* told by link_lost_text */
+        link_drop(link, err.message);
+    }
+}
+
+void link_drop(struct link *link, const char *why)
+{
+    if (link->phase != PHASE_ATTACHED) {
+        return;
+    }
+    (void)snprintf(link->lost_text, sizeof(link->lost_text), "%s", why); /* cut is fine */
+    link->phase = PHASE_LOST;
+    link->pause_ns = MISFIT_PAUSE_NS; /* a worker that did wrong may do so again */
+}
+
+const char *link_lost_text(const struct link *link)
+{
+    return link->lost_text;
+}
+
+void link_detach(struct link *link, uint64_t now_ns)
+{
+    close_plan(link);
+    pause_for(link, now_ns, link->pause_ns);
+}
