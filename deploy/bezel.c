@@ -1,0 +1,116 @@
+/* bezel: the command line.  serve keeps a pair of programs running, replay becomes a worker. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "deploy/options.h"
+#include "deploy/serve.h"
+
+enum {
+    PATH_BYTES = 4096
+};
+
+static const char usage[] =
+    "Bezel serves Gemma 4 models over an OpenAI-compatible HTTP API.\n"
+    "\n"
+    "  bezel serve MODEL_DIR [OPTIONS]         start worker and frontend, keep both running\n"
+    "  bezel serve --help                      the options\n"
+    "  bezel replay FILE MODEL_DIR [OPTIONS]   run a plan stream that serve --record FILE wrote\n"
+    "  bezel version                           the version\n"
+    "\n"
+    "Example:\n"
+    "  bezel serve ./gemma-4-12b --port 8000\n"
+    "  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+    "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n"
+    "\n"
+    "Ctrl-C finishes running requests and stops; a second one stops at once.\n";
+
+static int fail(const struct err *err)
+{
+    (void)fprintf(stderr, "bezel: %s\n", err->message);
+    bool can_never_work = err->code == ERR_ARGUMENT || err->code == ERR_NOT_FOUND ||
+                          err->code == ERR_CONFIG || err->code == ERR_LIMIT;
+    return can_never_work ? SERVE_EXIT_CANNOT_EVER_WORK : EXIT_FAILURE;
+}
+
+static int print_serve_help(void)
+{
+    struct buf text;
+    buf_init(&text);
+    buf_append_text(&text, "bezel serve MODEL_DIR [OPTIONS]\n");
+    options_help(&text);
+    (void)fputs(buf_text(&text), stdout);
+    buf_fini(&text);
+    return EXIT_SUCCESS;
+}
+
+static int serve(int argc, char **argv)
+{
+    struct err err;
+    struct options options;
+    struct opt_store store = {0};
+    bool wants_help = false;
+    int exit_code = EXIT_SUCCESS;
+    if (options_parse(&options, &store, argc, argv, &wants_help, &err) != ERR_OK) {
+        exit_code = fail(&err);
+    } else if (wants_help) {
+        exit_code = print_serve_help();
+    } else if (serve_run(&options, &exit_code, &err) != ERR_OK) {
+        exit_code = fail(&err);
+    }
+    opt_store_fini(&store);
+    return exit_code;
+}
+
+/* bezel replay FILE MODEL_DIR ... -> bezel-worker --replay FILE MODEL_DIR ... */
+static int replay(int argc, char **argv)
+{
+    struct err err;
+    char dir[PATH_BYTES / 2];
+    char path[PATH_BYTES];
+    if (argc < 3) {
+        (void)err_set(&err, ERR_ARGUMENT, "replay needs a file and a model directory");
+        return fail(&err);
+    }
+    if (serve_program_dir(dir, sizeof(dir), &err) != ERR_OK ||
+        serve_find_program(dir, "worker", "bezel-worker", path, sizeof(path), &err) != ERR_OK) {
+        return fail(&err);
+    }
+    struct options_argv worker = {0};
+    options_argv_add(&worker, "bezel-worker");
+    options_argv_add(&worker, "--replay");
+    for (int i = 1; i < argc; i++) {
+        options_argv_add(&worker, argv[i]);
+    }
+    (void)execv(path, worker.argv);
+    (void)err_errno(&err, errno, "starting '%s'", path);
+    options_argv_fini(&worker);
+    return fail(&err);
+}
+
+int main(int argc, char **argv)
+{
+    struct err err;
+    const char *command = argc > 1 ? argv[1] : "--help";
+    log_init("bezel", LOG_LEVEL_INFO);
+    if (strcmp(command, "serve") == 0) {
+        return serve(argc - 1, argv + 1);
+    }
+    if (strcmp(command, "replay") == 0) {
+        return replay(argc - 1, argv + 1);
+    }
+    if (strcmp(command, "version") == 0 || strcmp(command, "--version") == 0) {
+        (void)printf("bezel %s\n", BEZEL_VERSION);
+        return EXIT_SUCCESS;
+    }
+    if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 ||
+        strcmp(command, "-h") == 0) {
+        (void)fputs(usage, stdout);
+        return EXIT_SUCCESS;
+    }
+    (void)err_set(&err, ERR_ARGUMENT, "unknown command '%s', see bezel --help", command);
+    return fail(&err);
+}
