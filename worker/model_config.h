@@ -24,6 +24,7 @@ struct json_t;
 #define MODEL_MAX_EXPERTS            1024
 #define MODEL_MAX_POSITIONS          (1U << 20)
 #define MODEL_ELEM_MULTIPLE          8 /* every row of every matrix is a whole number of 16 bytes */
+#define MODEL_HEAD_DIM_MULTIPLE      16 /* what the attention operators take */
 
 /* Frequencies of one family.  Pair i is dims (i, i + head_dim/2):
  *   inv_freq[i] = 1 / (theta^(2i / exponent_dim) * factor)   i <  rotated_pairs

@@ -171,9 +171,9 @@ static enum err_code read_override(const struct checkpoint_object *source,
 static enum err_code check_layer(const struct model_config *config, uint32_t index, struct err *err)
 {
     const struct model_layer *layer = &config->layers[index];
-    if (layer->head_dim % MODEL_ELEM_MULTIPLE != 0) {
+    if (layer->head_dim % MODEL_HEAD_DIM_MULTIPLE != 0) {
         return err_set(err, ERR_CONFIG, "head_dim of layer %u is %u, must be a multiple of %u",
-                       index, layer->head_dim, MODEL_ELEM_MULTIPLE);
+                       index, layer->head_dim, MODEL_HEAD_DIM_MULTIPLE);
     }
     if (config->heads % layer->kv_heads != 0) {
         return err_set(err, ERR_CONFIG,
