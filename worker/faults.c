@@ -38,8 +38,9 @@ enum err_code faults_result(const struct faults *faults, enum err_code code, con
         return ERR_OK;
     }
     if (faults->shown_count < faults->count) {
-        return err_set(err, code, "%u %s: %s; and %u more", faults->count, what, faults->text,
+        return err_set(err, code, "%u %ss: %s; and %u more", faults->count, what, faults->text,
                        faults->count - faults->shown_count);
     }
-    return err_set(err, code, "%u %s: %s", faults->count, what, faults->text);
+    return err_set(err, code, "%u %s%s: %s", faults->count, what, faults->count == 1 ? "" : "s",
+                   faults->text);
 }

@@ -19,7 +19,8 @@ struct faults {
 void faults_add(struct faults *faults, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ERR_OK where there are none; otherwise "<count> <what>: <fault>; <fault>; and <n> more". */
+/* ERR_OK where there are none; otherwise "<count> <what>s: <fault>; <fault>; and <n> more";
+ * what is a singular. */
 ERR_NODISCARD enum err_code faults_result(const struct faults *faults, enum err_code code,
                                           const char *what, struct err *err);
 

@@ -212,7 +212,7 @@ static enum err_code open_shards(struct st_set *set, struct err *err)
             return code;
         }
     }
-    return faults_result(&missing, ERR_NOT_FOUND, "missing shards", err);
+    return faults_result(&missing, ERR_NOT_FOUND, "missing shard", err);
 }
 
 static int compare_name(const void *key, const void *element)
@@ -260,7 +260,7 @@ static enum err_code collect_tensors(struct st_set *set, const char *model_dir,
     for (uint32_t i = 0; i < set->shard_count; i++) {
         st_header_fini(&set->shards[i].header);
     }
-    return faults_result(&absent, ERR_FORMAT, "tensors of the index are missing", err);
+    return faults_result(&absent, ERR_FORMAT, "missing indexed tensor", err);
 }
 
 static enum err_code open_index(const char *model_dir, const struct json_t *index,

@@ -276,7 +276,7 @@ enum err_code st_header_parse(const char *json, size_t json_bytes, uint64_t data
         goto out;
     }
     read_all(&parser, root, &header);
-    code = faults_result(&parser.faults, ERR_FORMAT, "faults", err);
+    code = faults_result(&parser.faults, ERR_FORMAT, "fault", err);
     if (code == ERR_OK) {
         *out_header = header;
         header = (struct st_header){0};

@@ -289,7 +289,7 @@ static enum err_code plan_init(struct plan *plan, const struct model_config *con
     plan->known = mem_zalloc(st_count(set) + 1, sizeof(plan->known[0]));
     plan->entries = mem_zalloc(most_entries, sizeof(plan->entries[0]));
     plan_all(plan);
-    enum err_code code = faults_result(&plan->faults, ERR_CONFIG, "faulty tensors", err);
+    enum err_code code = faults_result(&plan->faults, ERR_CONFIG, "faulty tensor", err);
     if (code != ERR_OK) {
         plan_fini(plan);
     }

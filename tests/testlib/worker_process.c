@@ -21,14 +21,15 @@ enum {
     STOP_DEADLINE_MS = 20000
 };
 
-static void exec_worker(const struct worker_process *process, const char *const *args)
+static void exec_worker(const struct worker_process *process, const char *model_dir,
+                        const char *const *args)
 {
     const char *argv[WORKER_PROCESS_MAX_ARGS + 5] = {WORKER_EXE, "--run-dir", process->run_dir};
     size_t count = 3;
     for (size_t i = 0; args[i] != NULL && i < WORKER_PROCESS_MAX_ARGS; i++) {
         argv[count++] = args[i];
     }
-    argv[count++] = WORKER_MODEL_DIR;
+    argv[count++] = model_dir;
     int fd = open(process->log_path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves no worker behind */
     if (fd < 0 || dup2(fd, STDERR_FILENO) < 0 || dup2(fd, STDOUT_FILENO) < 0) {
@@ -38,8 +39,8 @@ static void exec_worker(const struct worker_process *process, const char *const 
     _exit(127);
 }
 
-void worker_process_start_in(struct worker_process *process, const char *run_dir,
-                             const char *const *args)
+static void start(struct worker_process *process, const char *run_dir, const char *model_dir,
+                  const char *const *args)
 {
     static unsigned starts; /* names the log; tests are single-threaded */
     *process = (struct worker_process){0};
@@ -48,17 +49,29 @@ void worker_process_start_in(struct worker_process *process, const char *run_dir
                    starts++);
     pid_t pid = fork();
     if (pid == 0) {
-        exec_worker(process, args);
+        exec_worker(process, model_dir, args);
     }
     test_true(pid > 0);
     process->pid = pid;
 }
 
-void worker_process_start(struct worker_process *process, const char *const *args)
+void worker_process_start_in(struct worker_process *process, const char *run_dir,
+                             const char *const *args)
+{
+    start(process, run_dir, WORKER_MODEL_DIR, args);
+}
+
+void worker_process_start_model(struct worker_process *process, const char *model_dir,
+                                const char *const *args)
 {
     char run_dir[] = "/tmp/bezel-test-XXXXXX";
     test_true(mkdtemp(run_dir) != NULL);
-    worker_process_start_in(process, run_dir, args);
+    start(process, run_dir, model_dir, args);
+}
+
+void worker_process_start(struct worker_process *process, const char *const *args)
+{
+    worker_process_start_model(process, WORKER_MODEL_DIR, args);
 }
 
 int worker_process_wait(struct worker_process *process, uint32_t deadline_ms)
@@ -145,6 +158,18 @@ uint32_t worker_process_log_lines(const struct worker_process *process)
     }
     free(log);
     return count;
+}
+
+void worker_process_last_line(const struct worker_process *process, char *text, size_t cap_bytes)
+{
+    char *log = read_log(process);
+    size_t byte_count = strlen(log);
+    if (byte_count > 0 && log[byte_count - 1] == '\n') {
+        log[byte_count - 1] = '\0';
+    }
+    const char *end = strrchr(log, '\n');
+    (void)snprintf(text, cap_bytes, "%s", end == NULL ? log : end + 1);
+    free(log);
 }
 
 uint64_t worker_process_logged_u64(const struct worker_process *process, const char *name, int base)

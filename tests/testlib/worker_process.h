@@ -3,6 +3,7 @@
 #define TESTS_TESTLIB_WORKER_PROCESS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -20,7 +21,11 @@ struct worker_process {
  * ready. */
 void worker_process_start(struct worker_process *process, const char *const *args);
 
-/* The same in an existing run directory. */
+/* The same with another checkpoint. */
+void worker_process_start_model(struct worker_process *process, const char *model_dir,
+                                const char *const *args);
+
+/* The first in an existing run directory. */
 void worker_process_start_in(struct worker_process *process, const char *run_dir,
                              const char *const *args);
 
@@ -42,6 +47,9 @@ bool worker_process_logged(const struct worker_process *process, const char *tex
 
 /* Lines of the log. */
 uint32_t worker_process_log_lines(const struct worker_process *process);
+
+/* The last line of the log, without its end, into text. */
+void worker_process_last_line(const struct worker_process *process, char *text, size_t cap_bytes);
 
 /* The value after "name=" in the last line that holds it, as a number of the base; fails the test
  * where there is none. */

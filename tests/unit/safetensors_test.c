@@ -47,47 +47,46 @@ static const struct {
     {"{", NULL, 0},
     {"{\"a\":" T("U8", "[1]", 0, 1) ",\"a\":" T("U8", "[1]", 1, 2) "}", NULL, 2},
     {"{\"a\":" T("U8", "[1]", 0, 1) "} x", NULL, 1},
-    {"{\"a\":3}", "1 faults: a is not an object", 0},
-    {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", "1 faults: a has no dtype text", 1},
-    {"{\"a\":{\"dtype\":3,\"shape\":[1],\"data_offsets\":[0,1]}}", "1 faults: a has no dtype text",
+    {"{\"a\":3}", "1 fault: a is not an object", 0},
+    {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", "1 fault: a has no dtype text", 1},
+    {"{\"a\":{\"dtype\":3,\"shape\":[1],\"data_offsets\":[0,1]}}", "1 fault: a has no dtype text",
      1},
-    {"{\"a\":" T("F7", "[1]", 0, 1) "}", "1 faults: a has the unknown dtype 'F7'", 1},
-    {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", "1 faults: a has no shape array", 1},
-    {"{\"a\":" T("U8", "3", 0, 1) "}", "1 faults: a has no shape array", 1},
-    {"{\"a\":" T("U8", "[1,1,1,1,1,1,1,1,1]", 0, 1) "}", "1 faults: a has 9 dimensions, at most 8",
+    {"{\"a\":" T("F7", "[1]", 0, 1) "}", "1 fault: a has the unknown dtype 'F7'", 1},
+    {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", "1 fault: a has no shape array", 1},
+    {"{\"a\":" T("U8", "3", 0, 1) "}", "1 fault: a has no shape array", 1},
+    {"{\"a\":" T("U8", "[1,1,1,1,1,1,1,1,1]", 0, 1) "}", "1 fault: a has 9 dimensions, at most 8",
      1},
-    {"{\"a\":" T("U8", "[-1]", 0, 1) "}",
-     "1 faults: a has a dimension that is no integer from 0 up", 1},
+    {"{\"a\":" T("U8", "[-1]", 0, 1) "}", "1 fault: a has a dimension that is no integer from 0 up",
+     1},
     {"{\"a\":" T("U8", "[1.0]", 0, 1) "}",
-     "1 faults: a has a dimension that is no integer from 0 up", 1},
+     "1 fault: a has a dimension that is no integer from 0 up", 1},
     {"{\"a\":" T("U8", "[18446744073709551616]", 0, 1) "}",
-     "1 faults: a has a dimension that is no integer from 0 up", 1},
+     "1 fault: a has a dimension that is no integer from 0 up", 1},
     {"{\"a\":" T("U8", "[4294967296,4294967296]", 0, 1) "}",
-     "1 faults: a has more elements than 64 bits count", 1},
+     "1 fault: a has more elements than 64 bits count", 1},
     {"{\"a\":" T("F64", "[4611686018427387904]", 0, 1) "}",
-     "1 faults: a has more bytes than 64 bits count", 1},
-    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", "1 faults: a has no data_offsets pair of integers",
+     "1 fault: a has more bytes than 64 bits count", 1},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", "1 fault: a has no data_offsets pair of integers",
      1},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0]}}",
-     "1 faults: a has no data_offsets pair of integers", 1},
-    {"{\"a\":" T("U8", "[1]", -1, 1) "}", "1 faults: a has no data_offsets pair of integers", 1},
+     "1 fault: a has no data_offsets pair of integers", 1},
+    {"{\"a\":" T("U8", "[1]", -1, 1) "}", "1 fault: a has no data_offsets pair of integers", 1},
     {"{\"a\":" T("U8", "[1]", 1, 0) "}",
-     "1 faults: a lies at bytes 1 to 0, outside the file's 1 data bytes", 1},
+     "1 fault: a lies at bytes 1 to 0, outside the file's 1 data bytes", 1},
     {"{\"a\":" T("U8", "[2]", 0, 2) "}",
-     "1 faults: a lies at bytes 0 to 2, outside the file's 1 data bytes", 1},
+     "1 fault: a lies at bytes 0 to 2, outside the file's 1 data bytes", 1},
     {"{\"a\":" T("BF16", "[2,2]", 0, 6) "}",
-     "1 faults: a has 6 bytes of data, [2, 2] of BF16 needs 8", 6},
+     "1 fault: a has 6 bytes of data, [2, 2] of BF16 needs 8", 6},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"more\":1}}",
-     "1 faults: a has a key besides dtype, shape and data_offsets", 1},
-    {"{\"a\":" T("U8", "[2]", 0, 2) ",\"b\":" T("U8", "[2]", 1, 3) "}", "1 faults: b overlaps a",
-     3},
+     "1 fault: a has a key besides dtype, shape and data_offsets", 1},
+    {"{\"a\":" T("U8", "[2]", 0, 2) ",\"b\":" T("U8", "[2]", 1, 3) "}", "1 fault: b overlaps a", 3},
     {"{\"a\":" T("U8", "[2]", 0, 2) ",\"b\":" T("U8", "[1]", 3, 4) "}",
-     "1 faults: 1 bytes before b belong to no tensor", 4},
-    {"{\"a\":" T("U8", "[2]", 0, 2) "}", "1 faults: 3 bytes at the end belong to no tensor", 5},
-    {"{}", "1 faults: 5 bytes at the end belong to no tensor", 5},
-    {"{\"__metadata__\":[]}", "1 faults: __metadata__ is not an object", 0},
-    {"{\"__metadata__\":{\"a\":1}}", "1 faults: __metadata__ holds a value that is no text", 0},
-    {"{\"\":" T("U8", "[1]", 0, 1) "}", "1 faults: '...' has a name of 0 bytes, must be 1 to 512",
+     "1 fault: 1 bytes before b belong to no tensor", 4},
+    {"{\"a\":" T("U8", "[2]", 0, 2) "}", "1 fault: 3 bytes at the end belong to no tensor", 5},
+    {"{}", "1 fault: 5 bytes at the end belong to no tensor", 5},
+    {"{\"__metadata__\":[]}", "1 fault: __metadata__ is not an object", 0},
+    {"{\"__metadata__\":{\"a\":1}}", "1 fault: __metadata__ holds a value that is no text", 0},
+    {"{\"\":" T("U8", "[1]", 0, 1) "}", "1 fault: '...' has a name of 0 bytes, must be 1 to 512",
      1},
     {"{\"a\":" T("U9", "[1]", 0, 1) ",\"b\":" T("U8", "[1]", 0, 9) ",\"c\":1}",
      "3 faults: a has the unknown dtype 'U9'; b lies at bytes 0 to 9, outside the file's 1 "
@@ -136,10 +135,10 @@ static void test_a_long_fault_is_cut(void)
     char long_text[400];
     memset(long_text, 'x', sizeof(long_text) - 1);
     long_text[sizeof(long_text) - 1] = '\0';
-    test_ok(faults_result(&faults, ERR_FORMAT, "faults", &err), &err);
+    test_ok(faults_result(&faults, ERR_FORMAT, "fault", &err), &err);
     faults_add(&faults, "%s", long_text);
     faults_add(&faults, "b");
-    test_true(faults_result(&faults, ERR_FORMAT, "faults", &err) == ERR_FORMAT);
+    test_true(faults_result(&faults, ERR_FORMAT, "fault", &err) == ERR_FORMAT);
     test_true(strncmp(err.message, "2 faults: xxxx", 14) == 0);
     test_eq_str(strstr(err.message, ";"), "; and 1 more");
 }
@@ -217,7 +216,7 @@ static void test_bad_files(void)
         {"\x03\0\0\0\0\0\0\0{}", 10, "' declares a header of 3 bytes, at most 2"},
         {"\xff\xff\xff\xff\xff\xff\xff\xff{}", 10,
          "' declares a header of 18446744073709551615 bytes, at most 2"},
-        {"\x02\0\0\0\0\0\0\0{}x", 11, "': 1 faults: 1 bytes at the end belong to no tensor"},
+        {"\x02\0\0\0\0\0\0\0{}x", 11, "': 1 fault: 1 bytes at the end belong to no tensor"},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         struct folder folder;
@@ -288,7 +287,7 @@ static void test_bad_indexes(void)
         {"{\"weight_map\": {\"a\": \"one.safetensors\", \"x\": \"gone\", \"y\": \"lost\"}}",
          "2 missing shards: gone; lost"},
         {"{\"weight_map\": {\"a\": \"one.safetensors\", \"q\": \"one.safetensors\"}}",
-         "1 tensors of the index are missing: q is not in one.safetensors"},
+         "1 missing indexed tensor: q is not in one.safetensors"},
         {"{\"weight_map\": {\"a\": \"bad.safetensors\"}}",
          "/bad.safetensors' has 1 bytes, a safetensors file at least 8"},
     };

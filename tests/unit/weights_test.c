@@ -245,10 +245,10 @@ static void test_lm_head(void)
     weights_fini(&weights);
     edit.lm_head_cols = HIDDEN + 8;
     test_true(load_tiny(&edit, &config, &weights, &err) == ERR_CONFIG);
-    test_eq_str(reason(&err), "1 faulty tensors: lm_head.weight is [24, 24], must be [24, 16]");
+    test_eq_str(reason(&err), "1 faulty tensor: lm_head.weight is [24, 24], must be [24, 16]");
     edit.lm_head_cols = 0;
     test_true(load_tiny(&edit, &config, &weights, &err) == ERR_CONFIG);
-    test_eq_str(reason(&err), "1 faulty tensors: lm_head.weight is missing and "
+    test_eq_str(reason(&err), "1 faulty tensor: lm_head.weight is missing and "
                               "tie_word_embeddings is false");
 }
 
@@ -291,7 +291,7 @@ static void test_unexpected_tensors(void)
         struct tiny_edit edit = {.prefix = "model.", .extra = names_of[i]};
         test_true(load_tiny(&edit, &config, &weights, &err) == ERR_CONFIG);
         (void)snprintf(want, sizeof(want),
-                       "1 faulty tensors: %s is not part of the model that config.json describes",
+                       "1 faulty tensor: %s is not part of the model that config.json describes",
                        names_of[i] + strlen("model."));
         test_eq_str(reason(&err), want);
     }
