@@ -62,11 +62,10 @@ bool tok_is_byte(const struct tokenizer *tokenizer, uint32_t id)
     return has_flag(tokenizer, id, TOK_FLAG_BYTE);
 }
 
-uint32_t tok_find(const struct tokenizer *tokenizer, const char *content)
+uint32_t tok_find_text(const struct tokenizer *tokenizer, const char *text, size_t byte_count)
 {
-    size_t byte_count = strlen(content);
     uint32_t mask = tokenizer->header->vocab_slot_count - 1;
-    uint32_t index = (uint32_t)tok_hash_text(content, byte_count) & mask;
+    uint32_t index = (uint32_t)tok_hash_text(text, byte_count) & mask;
     for (;;) {
         uint32_t id = tokenizer->vocab_slots[index];
         if (id == TOK_NONE) {
@@ -74,11 +73,16 @@ uint32_t tok_find(const struct tokenizer *tokenizer, const char *content)
         }
         uint32_t start = tokenizer->text_start[id];
         if (tokenizer->text_start[id + 1] - start == byte_count &&
-            memcmp(tokenizer->text + start, content, byte_count) == 0) {
+            memcmp(tokenizer->text + start, text, byte_count) == 0) {
             return id;
         }
         index = (index + 1) & mask;
     }
+}
+
+uint32_t tok_find(const struct tokenizer *tokenizer, const char *content)
+{
+    return tok_find_text(tokenizer, content, strlen(content));
 }
 
 uint64_t tok_file_hash(const struct tokenizer *tokenizer)

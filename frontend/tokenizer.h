@@ -22,7 +22,7 @@ struct tok_ids {
 void tok_ids_fini(struct tok_ids *ids);
 void tok_ids_push(struct tok_ids *ids, uint32_t id);
 
-/* Reads model_dir/tokenizer.json, or its verified compiled cache in cache_dir (null: no cache; a
+/* Reads path, a tokenizer.json, or its verified compiled cache in cache_dir (null: no cache; a
  * cache that cannot be written is not an error).  Errors: ERR_NOT_FOUND (no file), ERR_FORMAT,
  * ERR_UNSUPPORTED (another model than Gemma's BPE). */
 ERR_NODISCARD enum err_code tok_load(const char *path, const char *cache_dir,

@@ -1,118 +1,196 @@
-/* From a path to a tokenizer. */
+/* The compiled cache: one file per tokenizer.json, an image as it lies in memory.
+ *
+ * Only files and folders that nobody but this user can write are read.  A file is replaced by
+ * renaming, never written in place, and read into memory of our own: what was checked cannot change
+ * afterwards. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/mem.h"
 #include "frontend/tokenizer_internal.h"
 
-/* The whole file; *out_bytes is freed by mem_free. */
-static enum err_code read_source(int fd, size_t byte_count, char **out_bytes, struct err *err)
+#define TOK_MAX_IMAGE_BYTES (1UL << 30)
+
+enum err_code tok_read_all(int fd, void *bytes, size_t byte_count, struct err *err)
 {
-    char *bytes = mem_try_zalloc(byte_count, 1);
-    if (bytes == NULL) {
-        return err_set(err, ERR_MEMORY, "%zu bytes for the file", byte_count);
-    }
     size_t got_bytes = 0;
     while (got_bytes < byte_count) {
-        ssize_t got = read(fd, bytes + got_bytes, byte_count - got_bytes);
+        ssize_t got = read(fd, (char *)bytes + got_bytes, byte_count - got_bytes);
         if (got > 0) {
             got_bytes += (size_t)got;
-        } else if (got == 0 || errno != EINTR) {
-            mem_free(bytes);
-            return got == 0 ? err_set(err, ERR_FORMAT, "it shrank to %zu bytes while being read",
-                                      got_bytes)
-                            : err_errno(err, errno, "read");
+        } else if (got == 0) {
+            return err_set(err, ERR_FORMAT, "it ends after %zu of %zu bytes", got_bytes,
+                           byte_count);
+        } else if (errno != EINTR) {
+            return err_errno(err, errno, "read");
         }
     }
-    *out_bytes = bytes;
     return ERR_OK;
 }
 
-static enum err_code open_source(const char *path, int *out_fd, struct stat *out_status,
-                                 struct err *err)
+static enum err_code write_all(int fd, const unsigned char *bytes, size_t byte_count,
+                               struct err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return errno == ENOENT ? err_set(err, ERR_NOT_FOUND, "there is no such file")
-                               : err_errno(err, errno, "open");
+    size_t put_bytes = 0;
+    while (put_bytes < byte_count) {
+        ssize_t put = write(fd, bytes + put_bytes, byte_count - put_bytes);
+        if (put >= 0) {
+            put_bytes += (size_t)put;
+        } else if (errno != EINTR) {
+            return err_errno(err, errno, "write");
+        }
     }
-    enum err_code code = ERR_OK;
-    if (fstat(fd, out_status) != 0) {
-        code = err_errno(err, errno, "fstat");
-    } else if (!S_ISREG(out_status->st_mode)) {
-        code = err_set(err, ERR_FORMAT, "it is not a regular file");
-    } else if ((uint64_t)out_status->st_size > TOK_MAX_FILE_BYTES) {
-        code = err_set(err, ERR_LIMIT, "it has %lld bytes, at most %lu",
-                       (long long)out_status->st_size, TOK_MAX_FILE_BYTES);
-    }
-    if (code != ERR_OK) {
-        (void)close(fd); /* only read */
-        return code;
-    }
-    *out_fd = fd;
     return ERR_OK;
 }
 
-void tok_cache_key(const struct stat *status, struct tok_source_key *out_key)
+/* Ours, and writable by nobody else. */
+static enum err_code check_owner(const struct stat *status, const char *what, struct err *err)
 {
-    const uint64_t second_ns = 1000000000;
-    *out_key = (struct tok_source_key){
-        .device = status->st_dev,
-        .inode = status->st_ino,
-        .byte_count = (uint64_t)status->st_size,
-        .mtime_ns =
-            (uint64_t)status->st_mtim.tv_sec * second_ns + (uint64_t)status->st_mtim.tv_nsec,
-        .ctime_ns =
-            (uint64_t)status->st_ctim.tv_sec * second_ns + (uint64_t)status->st_ctim.tv_nsec,
-    };
+    if (status->st_uid != geteuid()) {
+        return err_set(err, ERR_CONFIG, "the cache %s belongs to user %u, not to %u", what,
+                       (unsigned)status->st_uid, (unsigned)geteuid());
+    }
+    if ((status->st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+        return err_set(err, ERR_CONFIG, "the cache %s has mode %04o: others can write it", what,
+                       (unsigned)(status->st_mode & 07777));
+    }
+    return ERR_OK;
 }
 
-static enum err_code compile(const char *text, size_t byte_count, const struct tok_source_key *key,
-                             struct tokenizer **out_tokenizer, struct err *err)
+enum err_code tok_cache_open(struct tok_cache *cache, const char *dir, const char *source_path,
+                             struct err *err)
 {
-    struct tok_source source;
-    unsigned char *image = NULL;
-    size_t image_bytes = 0;
-    enum err_code code = tok_source_parse(text, byte_count, &source, err);
+    *cache = (struct tok_cache){.dir_fd = -1};
+    if (mkdir(dir, S_IRWXU) != 0 && errno != EEXIST) {
+        return err_errno(err, errno, "mkdir");
+    }
+    int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir_fd < 0) {
+        return err_errno(err, errno, "open");
+    }
+    struct stat status;
+    enum err_code code = fstat(dir_fd, &status) != 0 ? err_errno(err, errno, "fstat")
+                                                     : check_owner(&status, "folder", err);
+    char *real_path = code == ERR_OK ? realpath(source_path, NULL) : NULL;
+    if (code == ERR_OK && real_path == NULL) {
+        code = err_errno(err, errno, "realpath");
+    }
     if (code != ERR_OK) {
+        (void)close(dir_fd); /* only read */
         return code;
     }
-    code = tok_image_build(&source, &image, &image_bytes, err);
-    tok_source_fini(&source);
-    if (code != ERR_OK) {
-        return code;
+    (void)snprintf(cache->name, sizeof(cache->name), "tokenizer-%016llx",
+                   (unsigned long long)tok_fnv1a(real_path, strlen(real_path))); /* fits */
+    free(real_path);
+    cache->dir_fd = dir_fd;
+    return ERR_OK;
+}
+
+void tok_cache_close(struct tok_cache *cache)
+{
+    if (cache->dir_fd >= 0) {
+        (void)close(cache->dir_fd); /* only read */
     }
-    tok_image_seal(image, key);
-    code = tok_image_open(image, image_bytes, out_tokenizer, err);
+    cache->dir_fd = -1;
+}
+
+static enum err_code read_image(int fd, size_t image_bytes, struct tokenizer **out_tokenizer,
+                                struct err *err)
+{
+    unsigned char *image = tok_image_alloc(image_bytes);
+    if (image == NULL) {
+        return err_set(err, ERR_MEMORY, "%zu bytes for the tokenizer", image_bytes);
+    }
+    enum err_code code = tok_read_all(fd, image, image_bytes, err);
+    code = code == ERR_OK ? tok_image_open(image, image_bytes, out_tokenizer, err) : code;
     if (code != ERR_OK) {
         tok_image_free(image, image_bytes);
     }
     return code;
 }
 
-enum err_code tok_load(const char *path, const char *cache_dir, struct tokenizer **out_tokenizer,
-                       struct err *err)
+enum err_code tok_cache_read(const struct tok_cache *cache, struct tokenizer **out_tokenizer,
+                             struct err *err)
 {
-    int fd = -1;
+    int fd = openat(cache->dir_fd, cache->name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) {
+        return errno == ENOENT ? err_set(err, ERR_NOT_FOUND, "there is no such file")
+                               : err_errno(err, errno, "open");
+    }
     struct stat status;
-    char *bytes = NULL;
-    enum err_code code = open_source(path, &fd, &status, err);
-    if (code != ERR_OK) {
-        return err_wrap(err, "%s", path);
+    enum err_code code = ERR_OK;
+    if (fstat(fd, &status) != 0) {
+        code = err_errno(err, errno, "fstat");
+    } else if (!S_ISREG(status.st_mode) || (uint64_t)status.st_size > TOK_MAX_IMAGE_BYTES ||
+               (uint64_t)status.st_size < sizeof(struct tok_image_header)) {
+        code = err_set(err, ERR_FORMAT, "the cache file is no image: it has %lld bytes",
+                       (long long)status.st_size);
+    } else {
+        code = check_owner(&status, "file", err);
     }
-    struct tok_source_key key;
-    tok_cache_key(&status, &key);
-    size_t byte_count = (size_t)status.st_size;
-    code = read_source(fd, byte_count, &bytes, err);
-    if (code != ERR_OK) {
-        goto out;
-    }
-    code = compile(bytes, byte_count, &key, out_tokenizer, err);
-out:
-    mem_free(bytes);
+    code = code == ERR_OK ? read_image(fd, (size_t)status.st_size, out_tokenizer, err) : code;
     (void)close(fd); /* only read */
-    return code == ERR_OK ? ERR_OK : err_wrap(err, "%s", path);
+    return code;
+}
+
+/* Opens the file that will be renamed, alone: whoever holds its lock while it still bears its name
+ * writes it.  *out_fd is -1 where another process does so already. */
+static enum err_code open_draft(const struct tok_cache *cache, const char *name, int *out_fd,
+                                struct err *err)
+{
+    *out_fd = -1;
+    int fd =
+        openat(cache->dir_fd, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
+    if (fd < 0) {
+        return err_errno(err, errno, "create");
+    }
+    struct stat held;
+    struct stat named;
+    enum err_code code = ERR_OK;
+    bool is_mine = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    if (!is_mine && errno != EWOULDBLOCK) {
+        code = err_errno(err, errno, "flock");
+    } else if (is_mine && fstat(fd, &held) != 0) {
+        code = err_errno(err, errno, "fstat");
+    } else if (is_mine) {
+        is_mine = fstatat(cache->dir_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+                  named.st_ino == held.st_ino && named.st_dev == held.st_dev;
+        code = is_mine ? check_owner(&held, "draft", err) : ERR_OK;
+    }
+    if (code != ERR_OK || !is_mine) {
+        (void)close(fd); /* nothing was written */
+        return code;
+    }
+    *out_fd = fd;
+    return ERR_OK;
+}
+
+enum err_code tok_cache_write(const struct tok_cache *cache, const struct tokenizer *tokenizer,
+                              struct err *err)
+{
+    char draft[sizeof(cache->name) + 8];
+    int fd = -1;
+    (void)snprintf(draft, sizeof(draft), "%s.draft", cache->name); /* fits */
+    enum err_code code = open_draft(cache, draft, &fd, err);
+    if (code != ERR_OK || fd < 0) {
+        return code;
+    }
+    if (ftruncate(fd, 0) != 0) {
+        code = err_errno(err, errno, "ftruncate");
+    }
+    code = code == ERR_OK ? write_all(fd, tokenizer->image, tokenizer->image_bytes, err) : code;
+    if (code == ERR_OK && renameat(cache->dir_fd, draft, cache->dir_fd, cache->name) != 0) {
+        code = err_errno(err, errno, "rename");
+    }
+    if (code != ERR_OK) {
+        (void)unlinkat(cache->dir_fd, draft, 0); /* the first error is the one to report */
+    }
+    (void)close(fd); /* a lost write shows in the checksum */
+    return code;
 }

@@ -8,6 +8,7 @@
 enum {
     CODE_PAGE_IDS = 256,
     LANES = 4,
+    SAMPLE_STRIDE = 61,
     KNOWN_FLAGS = TOK_FLAG_SPECIAL | TOK_FLAG_BYTE | TOK_FLAG_ADDED,
 };
 
@@ -174,6 +175,23 @@ static bool tables_are_good(const struct tokenizer *tokenizer)
     return is_good;
 }
 
+/* The tables answer as this program asks: another program's hash would find nothing. */
+static bool answers_are_good(const struct tokenizer *tokenizer)
+{
+    bool is_good = true;
+    for (uint32_t id = 0; id < tokenizer->header->token_count; id += SAMPLE_STRIDE) {
+        uint32_t start = tokenizer->text_start[id];
+        is_good &= tok_find_text(tokenizer, tokenizer->text + start,
+                                 tokenizer->text_start[id + 1] - start) == id;
+    }
+    for (uint32_t i = 0; i < tokenizer->header->merge_slot_count; i += SAMPLE_STRIDE) {
+        const struct tok_merge_slot *slot = &tokenizer->merge_slots[i];
+        is_good &=
+            slot->rank == TOK_NONE || tok_merge_find(tokenizer, slot->left, slot->right) == slot;
+    }
+    return is_good;
+}
+
 /* Tables that are cheaper to derive than to store.  False where the added tokens are not ordered by
  * their first byte. */
 static bool derive(struct tokenizer *tokenizer)
@@ -216,6 +234,8 @@ enum err_code tok_image_open(unsigned char *image, size_t image_bytes,
         code = broken("a text is out of range", err);
     } else if (!slots_are_good(tokenizer) || !tables_are_good(tokenizer) || !derive(tokenizer)) {
         code = broken("an index is out of range", err);
+    } else if (!answers_are_good(tokenizer)) {
+        code = broken("an entry is not found", err);
     }
     if (code != ERR_OK) {
         mem_free(tokenizer);

@@ -6,7 +6,7 @@
 #include "common/mem.h"
 #include "common/num.h"
 #include "common/utf8.h"
-#include "frontend/tokenizer_internal.h"
+#include "frontend/tokenizer_source.h"
 
 #define SPACE_MARK_TEXT "\xe2\x96\x81"
 
@@ -73,9 +73,9 @@ static void code_table_init(struct code_table *table, const struct tok_source *s
     memset(table->ids, 0xff, CODE_PAGE_IDS * sizeof(uint32_t));
     for (uint32_t id = 0; id < source->token_count; id++) {
         uint32_t code_point = 0;
-        size_t byte_count = utf8_decode(source->text.at + source->text_start[id],
-                                        source->text_bytes[id], &code_point);
-        if (byte_count == 0 || byte_count != source->text_bytes[id] ||
+        size_t byte_count = utf8_decode(source->text.at + source->entries[id].start,
+                                        source->entries[id].byte_count, &code_point);
+        if (byte_count == 0 || byte_count != source->entries[id].byte_count ||
             (source->flags[id] & TOK_FLAG_SPECIAL) != 0) {
             continue; /* ordinary text never becomes a special token */
         }
@@ -97,8 +97,8 @@ static uint32_t code_table_id(const struct code_table *table, uint32_t code_poin
 
 static size_t decoded_bytes(const struct tok_source *source, uint32_t id, char *out)
 {
-    const char *text = source->text.at + source->text_start[id];
-    size_t byte_count = source->text_bytes[id];
+    const char *text = source->text.at + source->entries[id].start;
+    size_t byte_count = source->entries[id].byte_count;
     if ((source->flags[id] & TOK_FLAG_BYTE) != 0) {
         char hex[3] = {text[3], text[4], '\0'};
         *out = (char)strtoul(hex, NULL, 16);
@@ -189,8 +189,9 @@ static void fill_texts(unsigned char *image, const struct tok_source *source)
     for (uint32_t id = 0; id < source->token_count; id++) {
         text_start[id] = text_at;
         decoded_start[id] = decoded_at;
-        memcpy(text + text_at, source->text.at + source->text_start[id], source->text_bytes[id]);
-        text_at += source->text_bytes[id];
+        memcpy(text + text_at, source->text.at + source->entries[id].start,
+               source->entries[id].byte_count);
+        text_at += source->entries[id].byte_count;
         decoded_at += (uint32_t)decoded_bytes(source, id, decoded + decoded_at);
     }
     text_start[source->token_count] = text_at;
@@ -198,15 +199,17 @@ static void fill_texts(unsigned char *image, const struct tok_source *source)
     header->sections[TOK_SECTION_TEXT].byte_count = text_at;
     header->sections[TOK_SECTION_DECODED].byte_count = decoded_at;
     memcpy(section_at(image, TOK_SECTION_FLAGS), source->flags, source->token_count);
-    memcpy(section_at(image, TOK_SECTION_VOCAB_SLOTS), source->vocab_slots,
-           source->vocab_slot_count * sizeof(uint32_t));
+    uint32_t *slots = section_at(image, TOK_SECTION_VOCAB_SLOTS);
+    for (uint32_t i = 0; i < source->vocab_slot_count; i++) {
+        slots[i] = source->vocab_slots[i].id;
+    }
 }
 
 /* First or last code point of an entry, which is valid UTF-8. */
 static uint32_t edge_code_point(const struct tok_source *source, uint32_t id, bool is_last)
 {
-    const char *text = source->text.at + source->text_start[id];
-    size_t byte_count = source->text_bytes[id];
+    const char *text = source->text.at + source->entries[id].start;
+    size_t byte_count = source->entries[id].byte_count;
     size_t start = is_last ? byte_count - 1 : 0;
     while (start > 0 && ((unsigned char)text[start] & 0xc0) == 0x80) {
         start--;
@@ -254,13 +257,13 @@ static int compare_added(const void *a, const void *b, void *context)
     const struct tok_source *source = context;
     uint32_t left = *(const uint32_t *)a;
     uint32_t right = *(const uint32_t *)b;
-    int left_first = (unsigned char)source->text.at[source->text_start[left]];
-    int right_first = (unsigned char)source->text.at[source->text_start[right]];
+    int left_first = (unsigned char)source->text.at[source->entries[left].start];
+    int right_first = (unsigned char)source->text.at[source->entries[right].start];
     if (left_first != right_first) {
         return left_first - right_first;
     }
-    if (source->text_bytes[left] != source->text_bytes[right]) {
-        return source->text_bytes[left] > source->text_bytes[right] ? -1 : 1;
+    if (source->entries[left].byte_count != source->entries[right].byte_count) {
+        return source->entries[left].byte_count > source->entries[right].byte_count ? -1 : 1;
     }
     return left < right ? -1 : 1;
 }

@@ -13,7 +13,6 @@
 #include "common/buf.h"
 #include "common/err.h"
 #include "frontend/tokenizer.h"
-#include "frontend/tokenizer_scan.h"
 
 #define TOK_MAX_FILE_BYTES  (256UL << 20)
 #define TOK_MAX_TOKENS      (1U << 20)
@@ -28,22 +27,6 @@ enum tok_flag {
     TOK_FLAG_SPECIAL = 1,
     TOK_FLAG_BYTE = 2,
     TOK_FLAG_ADDED = 4,
-};
-
-/* What tokenizer.json says, resolved to ids. */
-struct tok_source {
-    struct buf text; /* contents of all entries */
-    uint32_t *text_start;
-    uint32_t *text_bytes;
-    uint8_t *flags; /* enum tok_flag */
-    uint32_t token_count;
-    uint32_t token_cap;
-    uint32_t *vocab_slots; /* [vocab_slot_count] ids by hash of their content */
-    uint32_t vocab_slot_count;
-    uint32_t *merges; /* [merge_count][3]: left, right, result; the index is the rank */
-    uint32_t merge_count;
-    uint32_t merge_cap;
-    uint64_t file_hash;
 };
 
 enum tok_section {
@@ -126,6 +109,9 @@ static inline uint64_t tok_mix(uint64_t value)
     return value ^ (value >> 32);
 }
 
+/* Id of an exact entry, TOK_NONE where there is none. */
+uint32_t tok_find_text(const struct tokenizer *tokenizer, const char *text, size_t byte_count);
+
 uint64_t tok_hash_text(const char *text, size_t byte_count);
 uint64_t tok_fnv1a(const char *bytes, size_t byte_count);
 
@@ -156,42 +142,10 @@ static inline const struct tok_merge_slot *tok_merge_find(const struct tokenizer
     return slot;
 }
 
-/* tokenizer_load.c: parses the bytes of a tokenizer.json.  *source is filled or left empty. */
-ERR_NODISCARD enum err_code tok_source_parse(const char *text, size_t byte_count,
-                                             struct tok_source *source, struct err *err);
-void tok_source_fini(struct tok_source *source);
-uint32_t tok_source_find(const struct tok_source *source, const char *text, size_t byte_count);
-
-/* tokenizer_rules.c: refuses descriptions of another algorithm, naming what was found. */
-enum tok_rule {
-    TOK_RULE_NORMALIZER,
-    TOK_RULE_PRE_TOKENIZER,
-    TOK_RULE_DECODER,
-    TOK_RULE_MODEL_TYPE,
-    TOK_RULE_DROPOUT,
-    TOK_RULE_PREFIX,
-    TOK_RULE_SUFFIX,
-    TOK_RULE_BYTE_FALLBACK,
-    TOK_RULE_IGNORE_MERGES,
-    TOK_RULE_COUNT
-};
-ERR_NODISCARD enum err_code tok_rules_check(const struct tok_scan_span values[TOK_RULE_COUNT],
-                                            struct err *err);
-/* One entry of added_tokens; *out_content is borrowed from entry. */
-struct json_t;
-ERR_NODISCARD enum err_code tok_rules_added(const struct json_t *entry, size_t index,
-                                            uint32_t *out_id, const char **out_content,
-                                            size_t *out_content_bytes, bool *out_is_special,
-                                            struct err *err);
-
 /* tokenizer_image.c */
+void tok_image_seal(unsigned char *image, const struct tok_source_key *key);
 unsigned char *tok_image_alloc(size_t byte_count); /* null when memory is gone */
 void tok_image_free(unsigned char *image, size_t byte_count);
-/* The image lacks its key; seal it with tok_image_seal. */
-ERR_NODISCARD enum err_code tok_image_build(const struct tok_source *source,
-                                            unsigned char **out_image, size_t *out_image_bytes,
-                                            struct err *err);
-void tok_image_seal(unsigned char *image, const struct tok_source_key *key);
 
 /* tokenizer_check.c: every length, offset and index of an image; takes ownership of it on success
  * only. */
@@ -201,8 +155,21 @@ uint64_t tok_image_checksum(const unsigned char *image, size_t image_bytes);
 size_t tok_section_bytes(const struct tok_image_header *header, enum tok_section section);
 
 /* tokenizer_cache.c */
-struct stat;
-void tok_cache_key(const struct stat *status, struct tok_source_key *out_key);
+struct tok_cache {
+    int dir_fd; /* owned; -1: closed */
+    char name[32];
+};
+/* Makes dir where it is missing.  Errors: ERR_CONFIG (others could write it), ERR_SYSTEM. */
+ERR_NODISCARD enum err_code tok_cache_open(struct tok_cache *cache, const char *dir,
+                                           const char *source_path, struct err *err);
+void tok_cache_close(struct tok_cache *cache);
+/* Errors: ERR_NOT_FOUND, ERR_CONFIG (as above), ERR_FORMAT (damaged), ERR_SYSTEM. */
+ERR_NODISCARD enum err_code tok_cache_read(const struct tok_cache *cache,
+                                           struct tokenizer **out_tokenizer, struct err *err);
+/* ERR_OK too where another process is just writing it. */
+ERR_NODISCARD enum err_code tok_cache_write(const struct tok_cache *cache,
+                                            const struct tokenizer *tokenizer, struct err *err);
+ERR_NODISCARD enum err_code tok_read_all(int fd, void *bytes, size_t byte_count, struct err *err);
 
 /* tokenizer_bpe.c: merges symbols in place and appends the result.  One per call of tok_encode. */
 struct tok_bpe {

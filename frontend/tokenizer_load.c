@@ -9,8 +9,7 @@
 #include "common/json.h"
 #include "common/mem.h"
 #include "common/utf8.h"
-#include "frontend/tokenizer_internal.h"
-#include "frontend/tokenizer_scan.h"
+#include "frontend/tokenizer_source.h"
 
 enum {
     SHOWN_MAX_BYTES = 40,
@@ -121,21 +120,21 @@ static enum err_code add_token(struct tok_source *source, uint32_t id, const cha
             cap *= 2;
         }
         uint32_t added = cap - source->token_cap;
-        source->text_start = mem_realloc(source->text_start, cap, sizeof(*source->text_start));
-        source->text_bytes = mem_realloc(source->text_bytes, cap, sizeof(*source->text_bytes));
+        source->entries = mem_realloc(source->entries, cap, sizeof(*source->entries));
         source->flags = mem_realloc(source->flags, cap, sizeof(*source->flags));
-        memset(source->text_bytes + source->token_cap, 0, added * sizeof(*source->text_bytes));
+        memset(source->entries + source->token_cap, 0, added * sizeof(*source->entries));
         memset(source->flags + source->token_cap, 0, added * sizeof(*source->flags));
         source->token_cap = cap;
     }
-    if (source->text_bytes[id] != 0) {
-        return err_set(
-            err, ERR_FORMAT, "id %u belongs to '%.*s' and to '%.*s'", id,
-            shown_bytes(source->text.at + source->text_start[id], source->text_bytes[id]),
-            source->text.at + source->text_start[id], shown_bytes(text, byte_count), text);
+    if (source->entries[id].byte_count != 0) {
+        return err_set(err, ERR_FORMAT, "id %u belongs to '%.*s' and to '%.*s'", id,
+                       shown_bytes(source->text.at + source->entries[id].start,
+                                   source->entries[id].byte_count),
+                       source->text.at + source->entries[id].start, shown_bytes(text, byte_count),
+                       text);
     }
-    source->text_start[id] = (uint32_t)source->text.used_bytes; /* a file is below 4 GiB */
-    source->text_bytes[id] = (uint32_t)byte_count;
+    source->entries[id].start = (uint32_t)source->text.used_bytes; /* a file is below 4 GiB */
+    source->entries[id].byte_count = (uint32_t)byte_count;
     buf_append(&source->text, text, byte_count);
     source->token_count = id >= source->token_count ? id + 1 : source->token_count;
     return ERR_OK;
@@ -180,8 +179,8 @@ static enum err_code add_added_token(struct tok_source *source, const struct jso
     if (code != ERR_OK) {
         return code;
     }
-    bool is_same = id < source->token_count && source->text_bytes[id] == content_bytes &&
-                   memcmp(source->text.at + source->text_start[id], content, content_bytes) == 0;
+    bool is_same = id < source->token_count && source->entries[id].byte_count == content_bytes &&
+                   memcmp(source->text.at + source->entries[id].start, content, content_bytes) == 0;
     if (!is_same) {
         code = add_token(source, id, content, content_bytes, err);
         if (code != ERR_OK) {
@@ -220,19 +219,28 @@ static enum err_code read_added(struct tok_source *source, const struct tok_scan
     return code;
 }
 
-uint32_t tok_source_find(const struct tok_source *source, const char *text, size_t byte_count)
+/* The slot of a content, or the free one where it would go. */
+static struct tok_vocab_slot *vocab_slot(const struct tok_source *source, const char *text,
+                                         size_t byte_count, uint64_t hash)
 {
     uint32_t mask = source->vocab_slot_count - 1;
-    uint32_t index = (uint32_t)tok_hash_text(text, byte_count) & mask;
-    for (;;) {
-        uint32_t id = source->vocab_slots[index];
-        if (id == TOK_NONE ||
-            (source->text_bytes[id] == byte_count &&
-             memcmp(source->text.at + source->text_start[id], text, byte_count) == 0)) {
-            return id;
+    uint32_t tag = (uint32_t)(hash >> 32);
+    for (uint32_t index = (uint32_t)hash & mask;; index = (index + 1) & mask) {
+        struct tok_vocab_slot *slot = &source->vocab_slots[index];
+        if (slot->id == TOK_NONE) {
+            return slot;
         }
-        index = (index + 1) & mask;
+        const struct tok_entry *entry = &source->entries[slot->id];
+        if (slot->tag == tag && entry->byte_count == byte_count &&
+            memcmp(source->text.at + entry->start, text, byte_count) == 0) {
+            return slot;
+        }
     }
+}
+
+uint32_t tok_source_find(const struct tok_source *source, const char *text, size_t byte_count)
+{
+    return vocab_slot(source, text, byte_count, tok_hash_text(text, byte_count))->id;
 }
 
 /* No holes among the ids, no content twice; fills the hash of contents. */
@@ -242,26 +250,22 @@ static enum err_code index_vocab(struct tok_source *source, struct err *err)
     while (source->vocab_slot_count < 2 * source->token_count) {
         source->vocab_slot_count *= 2;
     }
-    uint32_t mask = source->vocab_slot_count - 1;
-    source->vocab_slots = mem_realloc(NULL, source->vocab_slot_count, sizeof(uint32_t));
-    memset(source->vocab_slots, 0xff, source->vocab_slot_count * sizeof(uint32_t));
+    source->vocab_slots = mem_realloc(NULL, source->vocab_slot_count, sizeof(*source->vocab_slots));
+    memset(source->vocab_slots, 0xff, source->vocab_slot_count * sizeof(*source->vocab_slots));
     for (uint32_t id = 0; id < source->token_count; id++) {
-        const char *text = source->text.at + source->text_start[id];
-        uint32_t byte_count = source->text_bytes[id];
+        const char *text = source->text.at + source->entries[id].start;
+        uint32_t byte_count = source->entries[id].byte_count;
         if (byte_count == 0) {
             return err_set(err, ERR_FORMAT, "no token has id %u, the last is %u", id,
                            source->token_count - 1);
         }
-        uint32_t other = tok_source_find(source, text, byte_count);
-        if (other != TOK_NONE) {
+        uint64_t hash = tok_hash_text(text, byte_count);
+        struct tok_vocab_slot *slot = vocab_slot(source, text, byte_count, hash);
+        if (slot->id != TOK_NONE) {
             return err_set(err, ERR_FORMAT, "'%.*s' has the ids %u and %u",
-                           shown_bytes(text, byte_count), text, other, id);
+                           shown_bytes(text, byte_count), text, slot->id, id);
         }
-        uint32_t index = (uint32_t)tok_hash_text(text, byte_count) & mask;
-        while (source->vocab_slots[index] != TOK_NONE) {
-            index = (index + 1) & mask;
-        }
-        source->vocab_slots[index] = id;
+        *slot = (struct tok_vocab_slot){.tag = (uint32_t)(hash >> 32), .id = id};
     }
     return ERR_OK;
 }
@@ -403,8 +407,7 @@ static enum err_code read_merges(struct tok_source *source, const struct tok_sca
 void tok_source_fini(struct tok_source *source)
 {
     buf_fini(&source->text);
-    mem_free(source->text_start);
-    mem_free(source->text_bytes);
+    mem_free(source->entries);
     mem_free(source->flags);
     mem_free(source->vocab_slots);
     mem_free(source->merges);

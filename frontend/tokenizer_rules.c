@@ -5,8 +5,7 @@
 
 #include "common/json.h"
 #include "common/utf8.h"
-#include "frontend/tokenizer_internal.h"
-#include "frontend/tokenizer_scan.h"
+#include "frontend/tokenizer_source.h"
 
 enum {
     FOUND_MAX_BYTES = 80,
