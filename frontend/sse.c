@@ -20,6 +20,10 @@ static void on_proceed(h2o_generator_t *generator, h2o_req_t *request)
     struct sse *sse = H2O_STRUCT_FROM_MEMBER(struct sse, generator, generator);
     (void)request; /* the one of sse_open */
     sse->is_sending = false;
+    if (sse->must_abort) {
+        sse_abort(sse);
+        return;
+    }
     sse->on_writable(sse->owner);
     sse_flush(sse);
 }
@@ -96,6 +100,7 @@ void sse_end(struct sse *sse)
 
 void sse_abort(struct sse *sse)
 {
+    sse->must_abort = true; /* when the write in flight is done, if there is one */
     if (sse->request && !sse->has_ended && !sse->is_sending) {
         sse->has_ended = true;
         h2o_send(sse->request, NULL, 0, H2O_SEND_STATE_ERROR);

@@ -18,6 +18,7 @@ struct sse {
     struct buf in_flight;
     bool is_sending; /* h2o owns in_flight */
     bool must_end;   /* end the response after what is pending */
+    bool must_abort; /* break it off after the write under way */
     bool has_ended;
     void (*on_writable)(void *owner); /* a write is done; more may be put */
     void *owner;
@@ -39,7 +40,7 @@ void sse_put_ping(struct sse *sse);
 void sse_flush(struct sse *sse);
 /* End the response after what is pending.  May dispose of the request within the call. */
 void sse_end(struct sse *sse);
-/* End the response now, so that the client sees it broken off.  May dispose of the request. */
+/* End the response as soon as h2o has done its last write, so that the client sees it broken off.  May dispose of the request. */
 void sse_abort(struct sse *sse);
 
 #endif

@@ -116,7 +116,7 @@ static size_t await_mark(struct http_client *client, const char *mark)
     }
 }
 
-static bool take(struct http_client *client, size_t byte_count, struct buf *out)
+bool http_client_take(struct http_client *client, size_t byte_count, struct buf *out)
 {
     while (client->input.used_bytes < byte_count) {
         if (!receive(client)) {
@@ -139,7 +139,7 @@ static bool read_chunks(struct http_client *client, struct buf *out)
         }
         size_t chunk_bytes = strtoul(client->input.at, NULL, 16);
         consume(client, line_bytes);
-        if (!take(client, chunk_bytes, out) || !take(client, 2, NULL)) {
+        if (!http_client_take(client, chunk_bytes, out) || !http_client_take(client, 2, NULL)) {
             return false;
         }
         if (chunk_bytes == 0) {
@@ -167,7 +167,7 @@ void http_client_read(struct http_client *client, struct http_answer *out_answer
         return;
     }
     if (length) {
-        is_complete = take(client, strtoul(length, NULL, 10), &out_answer->body);
+        is_complete = http_client_take(client, strtoul(length, NULL, 10), &out_answer->body);
     } else if (http_answer_header(out_answer, "transfer-encoding")) {
         is_complete = read_chunks(client, &out_answer->body);
     }

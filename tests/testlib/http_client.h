@@ -43,6 +43,9 @@ const char *http_answer_header(const struct http_answer *answer, const char *nam
 /* Read until text has arrived somewhere in the answer's bytes; true unless the server closed. */
 bool http_client_await(struct http_client *client, const char *text);
 
+/* Take byte_count bytes off what arrives; out may be null.  False when the server closed first. */
+bool http_client_take(struct http_client *client, size_t byte_count, struct buf *out);
+
 /* Open, request, read, close: for one-shot checks. */
 void http_client_once(uint16_t port, const char *method, const char *path, const char *body,
                       struct http_answer *out_answer);

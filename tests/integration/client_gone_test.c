@@ -1,0 +1,224 @@
+/* Clients that leave: the engine hears of it at once, whatever way they go. */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+#include "frontend/tokenizer.h"
+#include "tests/testlib/fake_engine.h"
+#include "tests/testlib/frontend_process.h"
+#include "tests/testlib/http2_client.h"
+#include "tests/testlib/http_client.h"
+#include "tests/testlib/test.h"
+
+enum {
+    CLIENTS_PER_WAY = 63,
+    FIRST_ID = 600, /* ordinary tokens; the last prompt id tells clients apart */
+    LIMIT_US = 20000,
+};
+
+enum way {
+    WAY_FIN,
+    WAY_RST,
+    WAY_HALF_CLOSE,
+    WAY_H2_CLOSE,
+    WAY_H2_RESET,
+    WAY_COUNT,
+};
+
+struct rig {
+    struct frontend_process process;
+    char cancels_path[64];
+    uint64_t left_ns[WAY_COUNT * 2 * CLIENTS_PER_WAY];
+    uint32_t left_count;
+};
+
+struct client {
+    struct http_client plain;
+    struct http2_client h2;
+    uint32_t stream;
+};
+
+static void start(struct rig *rig)
+{
+    struct err err;
+    struct tokenizer *tokenizer = NULL;
+    test_ok(tok_load(TEST_DEMO_MODEL_DIR "/tokenizer.json", NULL, &tokenizer, &err), &err);
+    (void)snprintf(rig->cancels_path, sizeof(rig->cancels_path), "/tmp/bz%d",
+                   (int)getpid());
+    char run_dir[300];
+    (void)snprintf(run_dir, sizeof(run_dir),
+                   "--run-dir=fake?hash=%016" PRIx64 "&slots=999&step_us=2000&cancels=%s",
+                   tok_file_hash(tokenizer), rig->cancels_path);
+    tok_destroy(tokenizer);
+    const char *argv[] = {run_dir, "--max-queue=2000", "--log-level=warn", NULL};
+    frontend_process_start(&rig->process, TEST_FAKE_FRONTEND, TEST_DEMO_MODEL_DIR, argv);
+    frontend_process_await_ready(&rig->process);
+}
+
+static uint64_t metric(const struct rig *rig, const char *name)
+{
+    struct http_answer answer;
+    char line[200];
+    http_client_once(rig->process.port, "GET", "/metrics", NULL, &answer);
+    (void)snprintf(line, sizeof(line), "\n%s{", name);
+    const char *found = strstr(buf_text(&answer.body), line);
+    test_true(found != NULL);
+    uint64_t value = strtoull(strchr(found, '}') + 1, NULL, 10);
+    http_answer_fini(&answer);
+    return value;
+}
+
+static bool is_h2(enum way way)
+{
+    return way == WAY_H2_CLOSE || way == WAY_H2_RESET;
+}
+
+static void begin(struct rig *rig, struct client *client, enum way way, bool is_stream, uint32_t id)
+{
+    char body[200];
+    (void)snprintf(body, sizeof(body),
+                   "{\"prompt\":[2,300,%u],\"ignore_eos\":true,\"max_tokens\":8000,\"stream\":%s}",
+                   id, is_stream ? "true" : "false");
+    if (is_h2(way)) {
+        http2_client_open(&client->h2, rig->process.port);
+        client->stream = http2_client_post(&client->h2, "/v1/completions", body);
+    } else {
+        http_client_open(&client->plain, rig->process.port);
+        http_client_request(&client->plain, "POST", "/v1/completions", "", body);
+    }
+}
+
+static void leave(struct client *client, enum way way)
+{
+    switch (way) {
+    case WAY_FIN: http_client_close(&client->plain); break;
+    case WAY_RST: http_client_reset(&client->plain); break;
+    case WAY_HALF_CLOSE: test_true(shutdown(client->plain.fd, SHUT_WR) == 0); break;
+    case WAY_H2_CLOSE: http2_client_close(&client->h2); break;
+    case WAY_H2_RESET: http2_client_reset_stream(&client->h2, client->stream); break;
+    case WAY_COUNT: break;
+    }
+}
+
+static void leave_all(struct rig *rig, enum way way, bool is_stream)
+{
+    struct client *clients = mem_zalloc(CLIENTS_PER_WAY, sizeof(*clients));
+    uint32_t first = rig->left_count;
+    for (uint32_t i = 0; i < CLIENTS_PER_WAY; i++) {
+        begin(rig, &clients[i], way, is_stream, FIRST_ID + first + i);
+    }
+    for (uint32_t i = 0; is_stream && i < CLIENTS_PER_WAY; i++) {
+        test_true(is_h2(way) ? http2_client_await(&clients[i].h2, "data: ")
+                             : http_client_await(&clients[i].plain, "data: "));
+    }
+    while (metric(rig, "vllm:num_requests_running") < CLIENTS_PER_WAY) {
+    }
+    for (uint32_t i = 0; i < CLIENTS_PER_WAY; i++) {
+        rig->left_ns[first + i] = clock_now_ns();
+        leave(&clients[i], way);
+    }
+    rig->left_count += CLIENTS_PER_WAY;
+    while (metric(rig, "vllm:num_requests_running") > 0) {
+    }
+    for (uint32_t i = 0; i < CLIENTS_PER_WAY; i++) {
+        if (way == WAY_HALF_CLOSE) {
+            http_client_close(&clients[i].plain);
+        } else if (way == WAY_H2_RESET) {
+            http2_client_close(&clients[i].h2);
+        }
+    }
+    mem_free(clients);
+}
+
+static int compare_u64(const void *a, const void *b)
+{
+    const uint64_t *left = a;
+    const uint64_t *right = b;
+    return (*left > *right) - (*left < *right);
+}
+
+static void check_delays(struct rig *rig)
+{
+    uint64_t *delays_us = mem_zalloc(rig->left_count, sizeof(*delays_us));
+    int fd = open(rig->cancels_path, O_RDONLY | O_CLOEXEC);
+    struct fake_cancel record;
+    uint32_t count = 0;
+    test_true(fd >= 0);
+    while (read(fd, &record, sizeof(record)) == (ssize_t)sizeof(record)) {
+        uint64_t client = record.last_prompt_id - FIRST_ID;
+        test_true(client < rig->left_count && count < rig->left_count);
+        test_true(record.time_ns >= rig->left_ns[client]);
+        delays_us[count++] = (record.time_ns - rig->left_ns[client]) / 1000;
+    }
+    (void)close(fd);
+    test_eq_u64(count, rig->left_count); /* each once */
+    qsort(delays_us, count, sizeof(*delays_us), compare_u64);
+    (void)printf("%u clients left: cancelled after p50 %" PRIu64 " us, p99 %" PRIu64
+                 " us, at most %" PRIu64 " us\n",
+                 count, delays_us[count / 2], delays_us[count * 99 / 100], delays_us[count - 1]);
+    test_true(delays_us[count * 99 / 100] <= LIMIT_US);
+    mem_free(delays_us);
+}
+
+static void test_every_way_of_leaving(void)
+{
+    struct rig *rig = mem_zalloc(1, sizeof(*rig));
+    start(rig);
+    for (int way = 0; way < WAY_COUNT; way++) {
+        leave_all(rig, (enum way)way, false);
+        leave_all(rig, (enum way)way, true);
+    }
+    check_delays(rig);
+    test_eq_u64(metric(rig, "bezel:requests_open"), 0);
+    test_eq_u64(metric(rig, "bezel:requests_cancelled_total"), rig->left_count);
+    test_eq_u64(metric(rig, "bezel:clients_gone_total"), rig->left_count);
+    test_eq_u64(metric(rig, "vllm:num_requests_waiting"), 0);
+    /* The connection that asks is the only one left. */
+    while (metric(rig, "bezel:http_connections") > 1) {
+    }
+    test_eq_u64((uint64_t)frontend_process_stop(&rig->process), 0);
+    (void)unlink(rig->cancels_path);
+    mem_free(rig);
+}
+
+/* A stream's reset leaves the other streams of its connection alone. */
+static void test_reset_ends_one_stream_only(void)
+{
+    struct rig *rig = mem_zalloc(1, sizeof(*rig));
+    struct http2_client client;
+    start(rig);
+    http2_client_open(&client, rig->process.port);
+    uint32_t first = http2_client_post(
+        &client, "/v1/completions", "{\"prompt\":[2,300,700],\"ignore_eos\":true,\"stream\":true}");
+    (void)http2_client_post(&client, "/v1/completions",
+                            "{\"prompt\":[2,300,701],\"ignore_eos\":true,\"max_tokens\":100,"
+                            "\"stream\":true}");
+    test_true(http2_client_await(&client, "data: "));
+    http2_client_reset_stream(&client, first);
+    test_true(http2_client_await(&client, "[DONE]"));
+    test_true(http2_client_await_ends(&client, 1));
+    http2_client_close(&client);
+    test_eq_u64(metric(rig, "bezel:requests_finished_total"), 1);
+    test_eq_u64(metric(rig, "bezel:requests_cancelled_total"), 1);
+    test_eq_u64((uint64_t)frontend_process_stop(&rig->process), 0);
+    (void)unlink(rig->cancels_path);
+    mem_free(rig);
+}
+
+static const struct test_case cases[] = {
+    TEST(test_every_way_of_leaving),
+    TEST(test_reset_ends_one_stream_only),
+};
+
+int main(int argc, char **argv)
+{
+    (void)signal(SIGPIPE, SIG_IGN); /* writes to closed sockets report EPIPE */
+    return test_main(argc, argv, cases, sizeof(cases) / sizeof(cases[0]));
+}
