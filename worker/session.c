@@ -105,82 +105,6 @@ void session_core_destroy(struct session_core *core)
     mem_free(core);
 }
 
-struct publish_to session_to(struct session *session)
-{
-    session->needs_flush = true;
-    return (struct publish_to){
-        .sink = &session->core->sink,
-        .owner = session->owner,
-        .epoch = session->epoch,
-    };
-}
-
-bool session_has_room(struct session *session, uint32_t count)
-{
-    const struct session_sink *sink = &session->core->sink;
-    uint32_t wanted = session->reserved_records + count;
-    if (sink->room(sink->context, session->owner, wanted) >= wanted) {
-        return true;
-    }
-    session->core->wants_room = true;
-    return false;
-}
-
-uint32_t session_steps_in_flight(const struct session *session)
-{
-    const struct step_line *line = &session->core->line;
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < line->step_count; i++) {
-        count += step_at(line, i)->session == session;
-    }
-    return count;
-}
-
-/* What other open sessions may still take of a family.  Quotas that promise more pages than there
- * are bind nobody: then pages go to whoever asks first. */
-static uint32_t claims_of_others(const struct session *session, enum runner_family family)
-{
-    const struct session_core *core = session->core;
-    uint64_t promised = 0;
-    uint32_t claimed = 0;
-    for (uint32_t i = 0; i < core->session_count; i++) {
-        const struct session *other = core->sessions[i];
-        if (!other->is_open) {
-            continue;
-        }
-        uint32_t quota = other->quota.pages[family];
-        promised += quota;
-        if (other != session && quota > other->held_pages[family]) {
-            claimed += quota - other->held_pages[family];
-        }
-    }
-    return promised <= core->line.pools[family].page_count ? claimed : 0;
-}
-
-static uint32_t quota_left(const struct session *session, enum runner_family family)
-{
-    uint32_t quota = session->quota.pages[family];
-    uint32_t held = session->held_pages[family];
-    uint32_t available = pool_available(&session->core->line.pools[family]);
-    uint32_t claimed = claims_of_others(session, family);
-    uint32_t mine = quota > held ? quota - held : 0;
-    return num_min(mine, available > claimed ? available - claimed : 0);
-}
-
-struct result_figures session_figures(const struct session *session)
-{
-    return (struct result_figures){
-        .applied = session->applied,
-        .local_quota_left_pages = quota_left(session, RUNNER_FAMILY_LOCAL),
-        .global_quota_left_pages = quota_left(session, RUNNER_FAMILY_GLOBAL),
-    };
-}
-
-void session_note_told(struct session *session, const struct result_figures *figures)
-{
-    session->told = *figures;
-}
-
 enum err_code session_lose_device(struct session_core *core, const struct err *why)
 {
     core->lost = *why;
@@ -224,39 +148,6 @@ void session_cancel(struct session *session, uint64_t seq_id, uint64_t msg_seq)
         session->owed_finished++;
         session_retire_sequence(core, seq);
     }
-}
-
-void session_pay_finished(struct session *session)
-{
-    struct session_core *core = session->core;
-    for (uint32_t slot = 0; session->owed_finished > 0 && slot < core->limits.runner.slots;
-         slot++) {
-        struct sequence *seq = &core->sequences[slot];
-        if (seq->session != session || seq->owed_msg_seq == 0) {
-            continue;
-        }
-        if (!session_has_room(session, 1)) {
-            return;
-        }
-        struct publish_to to = session_to(session);
-        publish_finished(&to, seq, seq->owed_msg_seq, RESULT_FINISH_CANCEL);
-        seq->owed_msg_seq = 0;
-        session->owed_finished--;
-    }
-}
-
-/* Figures that changed are told by the next STEP_DONE, or here when none is to come. */
-static void tell_state(struct session *session)
-{
-    struct result_figures figures = session_figures(session);
-    bool is_told = figures.local_quota_left_pages == session->told.local_quota_left_pages &&
-                   figures.global_quota_left_pages == session->told.global_quota_left_pages;
-    if (is_told || session_steps_in_flight(session) > 0 || !session_has_room(session, 1)) {
-        return;
-    }
-    struct publish_to to = session_to(session);
-    publish_state(&to, &figures, session->sequence_count);
-    session_note_told(session, &figures);
 }
 
 static void flush(struct session *session)
@@ -386,7 +277,7 @@ enum err_code session_core_advance(struct session_core *core, uint64_t now_ns,
     }
     for (uint32_t i = 0; i < core->session_count; i++) {
         if (core->sessions[i]->is_open) {
-            tell_state(core->sessions[i]);
+            session_tell_state(core->sessions[i]);
         }
     }
     flush_all(core);

@@ -1,6 +1,7 @@
 /* The insides of the core, shared by its source files and by nothing else.
  *
- *   session.c          create, open, close, deliver, figures, counters
+ *   session.c          create, open, close, deliver, advance, counters
+ *   session_tell.c     room in the ring, figures, what is told outside of steps
  *   session_apply.c    what each message does when its turn comes
  *   session_collect.c  what becomes of a finished step
  *   session_check.c    everything recomputed */
@@ -90,6 +91,9 @@ void session_cancel(struct session *session, uint64_t seq_id, uint64_t msg_seq);
 
 /* FINISHED records owed, as far as there is room. */
 void session_pay_finished(struct session *session);
+
+/* Figures that changed are told by the next STEP_DONE, or by STATE here when none is to come. */
+void session_tell_state(struct session *session);
 
 /* Take the turn of the oldest message if it can be taken now; out_moved says whether it was. */
 enum err_code session_apply_next(struct session *session, bool *out_moved, struct err *err);

@@ -20,7 +20,7 @@ struct world {
     struct core_rig rig;
     struct front *fronts[2]; /* owned */
     struct session_quota quotas[2];
-    uint32_t mask_percent; /* how often a mask is there in time */
+    uint32_t mask_percent;                            /* how often a mask is there in time */
     uint32_t masks[FRONT_MAX_ROWS][FRONT_MASK_WORDS]; /* each is borrowed until the launch ends */
     uint32_t mask_count;
     struct front_options options;

@@ -3,96 +3,14 @@
 
 #include <string.h>
 
-#include "common/mem.h"
-#include "tests/testlib/core_rig.h"
+#include "tests/testlib/core_bench.h"
 #include "tests/testlib/model_runner.h"
 #include "tests/testlib/test.h"
 
-enum {
-    VOCAB = 97,
-    SLOTS = 6
-};
-
-struct bench {
-    struct runner *runner;
-    struct core_rig rig;
-    struct rig_session session;
-    uint32_t prompt[64];
-};
-
-static const struct runner_limits usual_limits = {
-    .slots = SLOTS,
-    .max_step_rows = 16,
-    .max_step_tokens = 128,
-    .max_context_tokens = 1024,
-    .vocab_tokens = VOCAB,
-    .window_tokens = 64,
-    .page_tokens = 16,
-    .pages = {40, 80},
-    .pipeline_depth = 2,
-};
-
-static void setup_limits(struct bench *bench, const struct runner_limits *limits,
-                         uint32_t ring_records)
-{
-    static const uint32_t modality_ids[] = {90, 91};
-    for (uint32_t i = 0; i < 64; i++) {
-        bench->prompt[i] = (i * 7 + 3) % 89;
-    }
-    const struct model_runner_options options = {.limits = *limits};
-    bench->runner = model_runner_create(&options);
-    const struct session_limits session_limits = {
-        .slots = limits->slots < SLOTS ? limits->slots : SLOTS,
-        .ring_records = ring_records,
-        .modality_ids = modality_ids,
-        .modality_id_count = 2,
-    };
-    rig_init(&bench->rig, bench->runner, true, &session_limits, NULL);
-    rig_open(&bench->rig, &bench->session, NULL);
-}
-
-static void setup(struct bench *bench)
-{
-    setup_limits(bench, &usual_limits, 1024);
-}
-
-static void teardown(struct bench *bench)
-{
-    if (bench->session.session != NULL) {
-        rig_close(&bench->session);
-    }
-    while (model_runner_complete(bench->runner, 8) > 0) {
-        rig_advance(&bench->rig);
-    }
-    rig_advance(&bench->rig);
-    struct session_stats stats;
-    session_core_stats(bench->rig.core, &stats);
-    test_eq_u64(stats.pages_free[RUNNER_FAMILY_LOCAL],
-                bench->runner->limits.pages[RUNNER_FAMILY_LOCAL]);
-    test_eq_u64(stats.pages_free[RUNNER_FAMILY_GLOBAL],
-                bench->runner->limits.pages[RUNNER_FAMILY_GLOBAL]);
-    rig_fini(&bench->rig);
-    bench->runner->table->destroy(bench->runner);
-}
-
-static void run_steps(struct bench *bench)
-{
-    do {
-        rig_advance(&bench->rig);
-    } while (model_runner_complete(bench->runner, 8) > 0);
-    rig_advance(&bench->rig);
-}
-
-static uint64_t send_row(struct bench *bench, uint64_t seq_id, uint32_t start, uint32_t count)
-{
-    struct wire_row row = {.seq_id = seq_id, .start = start, .count = count};
-    return rig_step(&bench->session, 0, &row, 1);
-}
-
 static void test_messages_are_answered_in_order(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 40, 100);
     rig_admit(&bench.session, &admit);
     rig_ping(&bench.session, 77);
@@ -105,8 +23,8 @@ static void test_messages_are_answered_in_order(void)
     test_eq_u64(admitted->as.admitted.figures.global_quota_left_pages, 80);
     test_eq_u64(rig_last(&bench.session, RESULT_PONG, 0)->as.pong.nonce, 77);
 
-    uint64_t first = send_row(&bench, 1, 0, 40);
-    uint64_t second = send_row(&bench, 1, 0, 0);
+    uint64_t first = bench_row(&bench, 1, 0, 40);
+    uint64_t second = bench_row(&bench, 1, 0, 0);
     rig_advance(&bench.rig);
     test_eq_u64(bench.rig.progress.steps_in_flight, 2);
     test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 1), 0);
@@ -122,23 +40,23 @@ static void test_messages_are_answered_in_order(void)
     test_eq_u64(done->as.step_done.in_flight, 1);
     test_eq_u64(done->as.step_done.figures.local_quota_left_pages, 37);
     test_eq_u64(done->as.step_done.figures.global_quota_left_pages, 77);
-    run_steps(&bench);
+    bench_run(&bench);
     test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 1), 2);
     test_eq_u64(rig_count(&bench.session, RESULT_STEP_DONE, 0), 2);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_length_is_found_on_the_device(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 9);
     rig_admit(&bench.session, &admit);
-    send_row(&bench, 1, 0, 5);
+    bench_row(&bench, 1, 0, 5);
     for (uint32_t i = 0; i < 6; i++) { /* three more than it can use */
-        send_row(&bench, 1, 0, 0);
+        bench_row(&bench, 1, 0, 0);
     }
-    run_steps(&bench);
+    bench_run(&bench);
     test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 1), 4);
     const struct result_record *finished = rig_last(&bench.session, RESULT_FINISHED, 1);
     test_eq_u64(finished->as.finished.reason, RESULT_FINISH_LENGTH);
@@ -148,58 +66,50 @@ static void test_length_is_found_on_the_device(void)
     test_eq_u64(model_runner_rows_run(bench.runner), 4);
     const struct result_record *last = rig_last(&bench.session, RESULT_STEP_DONE, 0);
     test_eq_u64(last->as.step_done.figures.local_quota_left_pages, 40);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_a_late_stop_costs_less_than_depth_rows(void)
 {
     for (uint32_t depth = 1; depth <= 4; depth++) {
-        struct runner_limits limits = usual_limits;
-        struct bench bench;
+        struct runner_limits limits = bench_limits();
+        struct core_bench bench;
         limits.pipeline_depth = depth;
-        setup_limits(&bench, &limits, 1024);
-        /* Stop where the model's fifth token is. */
+        bench_setup_limits(&bench, &limits, 1024);
+        /* Stop where the fifth token is. */
         struct plan_admit admit = rig_plain_admit(3, bench.prompt, 5, 500);
-        uint32_t tokens[505];
-        memcpy(tokens, bench.prompt, 5 * sizeof(tokens[0]));
-        uint64_t fold = model_fold_start(3);
-        uint32_t known = 5;
-        for (uint32_t i = 0; i < 9; i++) {
-            fold = model_fold_add(fold, i, tokens[i]);
-            if (i + 1 >= known) {
-                tokens[known++] = model_fold_next(fold, VOCAB, &admit, i + 1, NULL);
-            }
-        }
-        uint32_t stop_id = tokens[9];
+        uint32_t want[5];
+        test_eq_u64(bench_reference(&admit, want, 5), 5);
+        uint32_t stop_id = want[4];
         admit.stop_ids = (struct wire_u32_array){.at = &stop_id, .count = 1};
         rig_admit(&bench.session, &admit);
-        send_row(&bench, 3, 0, 5);
+        bench_row(&bench, 3, 0, 5);
         for (uint32_t i = 0; i < 20; i++) {
-            send_row(&bench, 3, 0, 0);
+            bench_row(&bench, 3, 0, 0);
         }
-        run_steps(&bench);
+        bench_run(&bench);
         uint32_t got[20];
         uint32_t count = rig_tokens(&bench.session, 3, got, 20);
         test_true(count >= 1 && count <= 5); /* the id may come up sooner */
         test_eq_u64(got[count - 1], stop_id);
-        test_true(memcmp(got, tokens + 5, count * sizeof(got[0])) == 0);
+        test_true(memcmp(got, want, count * sizeof(got[0])) == 0);
         test_eq_u64(rig_last(&bench.session, RESULT_FINISHED, 3)->as.finished.reason,
                     RESULT_FINISH_STOP);
         test_eq_u64(rig_count(&bench.session, RESULT_STEP_DONE, 0), 21);
         test_eq_u64(model_runner_rows_run(bench.runner), count);
-        teardown(&bench);
+        bench_teardown(&bench);
     }
 }
 
 static void test_cancel_acts_ahead_of_queued_steps(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
-    send_row(&bench, 1, 0, 5);
+    bench_row(&bench, 1, 0, 5);
     for (uint32_t i = 0; i < 5; i++) {
-        send_row(&bench, 1, 0, 0);
+        bench_row(&bench, 1, 0, 0);
     }
     rig_advance(&bench.rig);
     test_eq_u64(bench.rig.progress.queued_steps, 4);
@@ -210,23 +120,23 @@ static void test_cancel_acts_ahead_of_queued_steps(void)
     test_eq_u64(finished->msg_seq, cancel);
     test_eq_u64(finished->as.finished.reason, RESULT_FINISH_CANCEL);
     test_eq_u64(finished->as.finished.total_tokens, 5);
-    run_steps(&bench);
+    bench_run(&bench);
     test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 1), 0);
     test_eq_u64(rig_count(&bench.session, RESULT_FINISHED, 1), 1);
     test_eq_u64(rig_count(&bench.session, RESULT_STEP_DONE, 0), 6);
     test_eq_u64(model_runner_rows_run(bench.runner), 0);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_cancel_reaches_an_admit_that_still_waits(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
-    send_row(&bench, 1, 0, 5);
-    send_row(&bench, 1, 0, 0);
-    send_row(&bench, 1, 0, 0);
+    bench_row(&bench, 1, 0, 5);
+    bench_row(&bench, 1, 0, 0);
+    bench_row(&bench, 1, 0, 0);
     rig_advance(&bench.rig);
     admit.seq_id = 2;
     rig_admit(&bench.session, &admit);
@@ -234,26 +144,26 @@ static void test_cancel_reaches_an_admit_that_still_waits(void)
     rig_cancel(&bench.session, 3); /* never heard of */
     rig_advance(&bench.rig);
     test_eq_u64(rig_count(&bench.session, RESULT_ADMITTED, 2), 0);
-    run_steps(&bench);
+    bench_run(&bench);
     test_eq_u64(rig_count(&bench.session, RESULT_ADMITTED, 2), 1);
     test_eq_u64(rig_last(&bench.session, RESULT_FINISHED, 2)->as.finished.reason,
                 RESULT_FINISH_CANCEL);
     test_eq_u64(rig_count(&bench.session, RESULT_REFUSED, 0), 0);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_refusal_refuses_steps_until_one_names_it(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
-    uint64_t first = send_row(&bench, 1, 0, 5);
-    uint64_t wrong = send_row(&bench, 99, 0, 0);
-    uint64_t later = send_row(&bench, 1, 0, 0);
+    uint64_t first = bench_row(&bench, 1, 0, 5);
+    uint64_t wrong = bench_row(&bench, 99, 0, 0);
+    uint64_t later = bench_row(&bench, 1, 0, 0);
     rig_advance(&bench.rig);
     test_eq_u64(rig_count(&bench.session, RESULT_REFUSED, 0), 0); /* the first step runs */
-    run_steps(&bench);
+    bench_run(&bench);
     uint32_t order = 0;
     uint64_t want[] = {first, wrong, later};
     for (uint32_t i = 0; rig_record(&bench.session, i) != NULL; i++) {
@@ -265,29 +175,29 @@ static void test_refusal_refuses_steps_until_one_names_it(void)
     }
     test_eq_u64(order, 3);
     test_eq_u64(rig_last(&bench.session, RESULT_REFUSED, 0)->as.refused.code, ERR_AFTER_REFUSAL);
-    send_row(&bench, 1, 0, 0);
-    run_steps(&bench);
+    bench_row(&bench, 1, 0, 0);
+    bench_run(&bench);
     test_eq_u64(rig_count(&bench.session, RESULT_REFUSED, 0), 3);
     struct wire_row row = {.seq_id = 1};
     rig_step(&bench.session, wrong, &row, 1);
-    send_row(&bench, 1, 0, 0);
-    run_steps(&bench);
+    bench_row(&bench, 1, 0, 0);
+    bench_run(&bench);
     test_eq_u64(rig_count(&bench.session, RESULT_REFUSED, 0), 3);
     test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 1), 3);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_release_frees_id_and_slot(void)
 {
-    struct bench bench;
-    setup(&bench);
-    for (uint64_t id = 1; id <= SLOTS + 1; id++) {
+    struct core_bench bench;
+    bench_setup(&bench);
+    for (uint64_t id = 1; id <= BENCH_SLOTS + 1; id++) {
         struct plan_admit admit = rig_plain_admit(id, bench.prompt, 5, 100);
         rig_admit(&bench.session, &admit);
     }
     rig_advance(&bench.rig);
-    test_eq_u64(rig_count(&bench.session, RESULT_ADMITTED, 0), SLOTS);
-    const struct result_record *refused = rig_last(&bench.session, RESULT_REFUSED, SLOTS + 1);
+    test_eq_u64(rig_count(&bench.session, RESULT_ADMITTED, 0), BENCH_SLOTS);
+    const struct result_record *refused = rig_last(&bench.session, RESULT_REFUSED, BENCH_SLOTS + 1);
     test_eq_u64(refused->as.refused.code, ERR_BUSY);
     test_eq_str(refused->as.refused.text, "6 sequences are alive, at most 6");
     rig_release(&bench.session, 2);
@@ -296,7 +206,7 @@ static void test_release_frees_id_and_slot(void)
     rig_admit(&bench.session, &admit);
     admit.seq_id = 50;
     rig_admit(&bench.session, &admit);
-    uint64_t step = send_row(&bench, 2, 0, 5);
+    uint64_t step = bench_row(&bench, 2, 0, 5);
     rig_advance(&bench.rig);
     test_eq_str(rig_last(&bench.session, RESULT_REFUSED, 2)->as.refused.text,
                 "seq_id: 2 was used before in this session");
@@ -306,19 +216,19 @@ static void test_release_frees_id_and_slot(void)
     test_eq_u64(unknown->as.refused.code, ERR_NOT_FOUND);
     test_eq_str(unknown->as.refused.text, "sequence 2: already released");
     test_eq_u64(rig_count(&bench.session, RESULT_FINISHED, 0), 0);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_a_slot_waits_for_the_steps_that_name_it(void)
 {
-    struct runner_limits limits = usual_limits;
-    struct bench bench;
+    struct runner_limits limits = bench_limits();
+    struct core_bench bench;
     limits.slots = 1;
-    setup_limits(&bench, &limits, 1024);
+    bench_setup_limits(&bench, &limits, 1024);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
-    send_row(&bench, 1, 0, 5);
-    send_row(&bench, 1, 0, 0);
+    bench_row(&bench, 1, 0, 5);
+    bench_row(&bench, 1, 0, 0);
     rig_advance(&bench.rig);
     rig_release(&bench.session, 1); /* running: stopped first, no FINISHED */
     admit.seq_id = 2;
@@ -334,39 +244,41 @@ static void test_a_slot_waits_for_the_steps_that_name_it(void)
     test_eq_u64(rig_count(&bench.session, RESULT_REFUSED, 0), 0);
     test_eq_u64(rig_count(&bench.session, RESULT_FINISHED, 1), 0);
     test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 1), 0);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_a_full_ring_stops_launches_and_loses_nothing(void)
 {
-    struct bench bench;
-    setup_limits(&bench, &usual_limits, 8);
+    struct core_bench bench;
+    struct runner_limits limits = bench_limits();
+    bench_setup_limits(&bench, &limits, 8);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
-    send_row(&bench, 1, 0, 5);
+    bench_row(&bench, 1, 0, 5);
     for (uint32_t i = 0; i < 12; i++) {
-        send_row(&bench, 1, 0, 0);
+        bench_row(&bench, 1, 0, 0);
     }
     rig_ping(&bench.session, 5);
-    run_steps(&bench);
+    bench_run(&bench);
     test_true(bench.rig.progress.wants_room);
     test_true(bench.rig.progress.queued_steps > 0);
     test_true(bench.session.pushed_count <= 8);
     for (uint32_t i = 0; i < 20; i++) {
         rig_read_all(&bench.session);
-        run_steps(&bench);
+        bench_run(&bench);
     }
     test_eq_u64(rig_count(&bench.session, RESULT_STEP_DONE, 0), 13);
     test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 1), 13);
     test_eq_u64(rig_count(&bench.session, RESULT_PONG, 0), 1);
     test_true(!bench.rig.progress.wants_room);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_a_cancel_without_room_is_answered_later(void)
 {
-    struct bench bench;
-    setup_limits(&bench, &usual_limits, 4);
+    struct core_bench bench;
+    struct runner_limits limits = bench_limits();
+    bench_setup_limits(&bench, &limits, 4);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
     for (uint32_t i = 0; i < 4; i++) {
@@ -385,13 +297,13 @@ static void test_a_cancel_without_room_is_answered_later(void)
     struct session_stats stats;
     session_core_stats(bench.rig.core, &stats);
     test_eq_u64(stats.sequences, 0);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_two_sessions_take_turns(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct rig_session other;
     rig_open(&bench.rig, &other, NULL);
     struct session *third;
@@ -418,20 +330,20 @@ static void test_two_sessions_take_turns(void)
         test_eq_u64(rig_count(both[1], RESULT_STEP_DONE, 0), i);
     }
     rig_close(&other);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_closing_frees_all_after_the_steps_in_flight(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     for (uint64_t id = 1; id <= 3; id++) {
         struct plan_admit admit = rig_plain_admit(id, bench.prompt, 30, 100);
         rig_admit(&bench.session, &admit);
     }
-    send_row(&bench, 1, 0, 30);
-    send_row(&bench, 2, 0, 30);
-    send_row(&bench, 3, 0, 30);
+    bench_row(&bench, 1, 0, 30);
+    bench_row(&bench, 2, 0, 30);
+    bench_row(&bench, 3, 0, 30);
     rig_advance(&bench.rig);
     rig_close(&bench.session);
     rig_open(&bench.rig, &bench.session, NULL); /* a new frontend comes at once */
@@ -449,13 +361,13 @@ static void test_closing_frees_all_after_the_steps_in_flight(void)
     session_core_stats(bench.rig.core, &stats);
     test_eq_u64(stats.sessions, 1);
     test_eq_u64(stats.sequences, 1);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_numbers_and_epochs_are_checked(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct plan_message message = {.type = PLAN_PING, .epoch = 3, .msg_seq = 1};
     struct err err;
     test_ok(session_deliver(bench.session.session, &message, &err), &err);
@@ -478,20 +390,20 @@ static void test_numbers_and_epochs_are_checked(void)
     session_core_stats(bench.rig.core, &stats);
     test_eq_u64(stats.messages_stale, 1);
     test_eq_u64(stats.messages_malformed, 1);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_logprobs_continue_over_records(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 6, 20);
     admit.logprobs = 21;
     admit.prompt_logprobs = 11;
     rig_admit(&bench.session, &admit);
-    send_row(&bench, 1, 0, 4);
-    send_row(&bench, 1, 4, 2);
-    run_steps(&bench);
+    bench_row(&bench, 1, 0, 4);
+    bench_row(&bench, 1, 4, 2);
+    bench_run(&bench);
     /* Positions 1 to 5 of the prompt in two records each, then the token's 9 + 9 + 2. */
     test_eq_u64(rig_count(&bench.session, RESULT_LOGPROBS, 1), 13);
     uint32_t prompt_records = 0;
@@ -518,20 +430,20 @@ static void test_logprobs_continue_over_records(void)
     test_eq_u64(prompt_records, 10);
     test_eq_u64(token_pairs, 20);
     test_true(rig_last(&bench.session, RESULT_TOKEN, 1)->as.token.rank > 0);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static void test_admitted_again_with_its_output(void)
 {
-    struct bench bench;
-    setup(&bench);
+    struct core_bench bench;
+    bench_setup(&bench);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 20, 60);
     rig_admit(&bench.session, &admit);
-    send_row(&bench, 1, 0, 20);
+    bench_row(&bench, 1, 0, 20);
     for (uint32_t i = 0; i < 39; i++) {
-        send_row(&bench, 1, 0, 0);
+        bench_row(&bench, 1, 0, 0);
     }
-    run_steps(&bench);
+    bench_run(&bench);
     uint32_t tokens[60];
     memcpy(tokens, bench.prompt, 20 * sizeof(tokens[0]));
     test_eq_u64(rig_tokens(&bench.session, 1, tokens + 20, 40), 40);
@@ -541,15 +453,15 @@ static void test_admitted_again_with_its_output(void)
     again.seed = 1;
     again.output_start = 20;
     rig_admit(&bench.session, &again);
-    send_row(&bench, 2, 0, 33);
+    bench_row(&bench, 2, 0, 33);
     for (uint32_t i = 0; i < 26; i++) {
-        send_row(&bench, 2, 0, 0);
+        bench_row(&bench, 2, 0, 0);
     }
-    run_steps(&bench);
+    bench_run(&bench);
     uint32_t rest[40];
     test_eq_u64(rig_tokens(&bench.session, 2, rest, 40), 27);
     test_true(memcmp(rest, tokens + 33, 27 * sizeof(rest[0])) == 0);
-    teardown(&bench);
+    bench_teardown(&bench);
 }
 
 static const struct test_case cases[] = {
