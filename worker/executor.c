@@ -114,15 +114,32 @@ static struct timespec timespec_of(uint64_t time_ns)
 
 /* ---- sessions ---- */
 
+static void write_record(struct executor *executor, enum record_kind kind, uint64_t epoch,
+                         const struct link_message *message)
+{
+    if (executor->options.record == NULL) {
+        return;
+    }
+    struct session_stats stats;
+    session_core_stats(executor->options.core, &stats);
+    const struct record_entry entry = {
+        .kind = kind,
+        .time_ns = clock_now_ns(),
+        .epoch = epoch,
+        .answers = record_answers(&stats),
+        .bytes = message == NULL ? NULL : message->bytes,
+        .byte_count = message == NULL ? 0 : (uint32_t)message->byte_count,
+    };
+    record_write(executor->options.record, &entry);
+    if (kind == RECORD_CLOSE) {
+        record_flush(executor->options.record);
+    }
+}
+
 static void end_session(struct executor *executor, struct live *live, const char *reason)
 {
     session_close(live->session);
-    if (executor->options.record != NULL) {
-        const struct record_entry entry = {
-            .kind = RECORD_CLOSE, .time_ns = clock_now_ns(), .epoch = live->attach.epoch};
-        record_write(executor->options.record, &entry);
-        record_flush(executor->options.record);
-    }
+    write_record(executor, RECORD_CLOSE, live->attach.epoch, NULL);
     char quoted[QUOTED_BYTES];
     log_info("session", "ended", "epoch=%" PRIu64 " reason=%s", live->attach.epoch,
              log_quote(reason, quoted, sizeof(quoted)));
@@ -137,16 +154,7 @@ static void end_session(struct executor *executor, struct live *live, const char
 static enum err_code deliver(struct executor *executor, struct live *live,
                              const struct link_message *message, struct err *err)
 {
-    if (executor->options.record != NULL) {
-        const struct record_entry entry = {
-            .kind = RECORD_MESSAGE,
-            .time_ns = clock_now_ns(),
-            .epoch = live->attach.epoch,
-            .bytes = message->bytes,
-            .byte_count = (uint32_t)message->byte_count,
-        };
-        record_write(executor->options.record, &entry);
-    }
+    write_record(executor, RECORD_MESSAGE, live->attach.epoch, message);
     mem_arena_reset(&executor->arena);
     struct plan_message plan;
     struct err why;
@@ -250,11 +258,7 @@ static void begin_session(struct executor *executor, struct live *live, uint64_t
     live->attach = request->attach;
     live->opened_ns = now_ns;
     live->heard_ns = now_ns;
-    if (executor->options.record != NULL) {
-        const struct record_entry entry = {
-            .kind = RECORD_OPEN, .time_ns = now_ns, .epoch = live->attach.epoch};
-        record_write(executor->options.record, &entry);
-    }
+    write_record(executor, RECORD_OPEN, live->attach.epoch, NULL);
 }
 
 static void answer_request(struct executor *executor, uint64_t now_ns)

@@ -15,7 +15,8 @@ enum {
     URL_BYTES = 160,
     QUEUE_MESSAGES = 1024,       /* beyond it messages stay on the socket */
     QUEUE_BYTES = 2 * (8 << 20), /* likewise; two messages of the largest kind */
-    NO_PIPE = 0,                 /* nng's pipe ids start at 1 */
+    ANSWER_WAIT_MS = 200,
+    NO_PIPE = 0, /* nng's pipe ids start at 1 */
 };
 
 struct link {
@@ -70,6 +71,8 @@ enum err_code link_open(const char *run_dir, struct link **out_link, struct err 
         return nng_error(err, result, "control socket", url);
     }
     result = nng_socket_get_int(link->socket, NNG_OPT_RECVFD, &link->fd);
+    result =
+        result == 0 ? nng_socket_set_ms(link->socket, NNG_OPT_SENDTIMEO, ANSWER_WAIT_MS) : result;
     result = result == 0 ? listen_bounded(link->socket, url, HELLO_MAX_MESSAGE_BYTES) : result;
     if (result != 0) {
         link_close(link);
@@ -106,8 +109,9 @@ bool link_try_take_request(struct link *link, struct buf *out)
 
 void link_answer(struct link *link, const struct buf *bytes)
 {
-    /* NONBLOCK: a client that does not read must not hold the control thread. */
-    (void)nng_send(link->socket, bytes->at, bytes->used_bytes, NNG_FLAG_NONBLOCK);
+    /* Waits for the answer before this one to leave nng, at most ANSWER_WAIT_MS: a client that does
+     * not read must not hold the control thread. */
+    (void)nng_send(link->socket, bytes->at, bytes->used_bytes, 0);
 }
 
 /* ---- plan socket ---- */

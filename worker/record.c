@@ -9,6 +9,7 @@
 #include "common/mem.h"
 #include "proto/hello.h"
 #include "proto/limits.h"
+#include "worker/session.h"
 
 enum {
     LINE_BYTES = 512
@@ -19,9 +20,10 @@ struct entry_bytes {
     uint32_t byte_count;
     uint64_t time_ns;
     uint64_t epoch;
+    uint64_t answers;
 };
 
-_Static_assert(sizeof(struct entry_bytes) == 24, "layout of the file");
+_Static_assert(sizeof(struct entry_bytes) == 32, "layout of the file");
 
 struct record_writer {
     FILE *file;
@@ -33,6 +35,11 @@ struct record_reader {
     FILE *file;
     unsigned char *bytes; /* owned, of the last entry */
 };
+
+uint64_t record_answers(const struct session_stats *stats)
+{
+    return stats->steps + stats->steps_failed + stats->plans_refused;
+}
 
 /* ---- writing ---- */
 
@@ -76,6 +83,7 @@ void record_write(struct record_writer *writer, const struct record_entry *entry
         .byte_count = htole32(entry->byte_count),
         .time_ns = htole64(entry->time_ns - writer->start_ns),
         .epoch = htole64(entry->epoch),
+        .answers = htole64(entry->answers),
     };
     put(writer, &head, sizeof(head));
     if (entry->byte_count > 0) {
@@ -196,6 +204,7 @@ enum err_code record_read(struct record_reader *reader, struct record_entry *out
         .kind = (enum record_kind)kind,
         .time_ns = le64toh(head.time_ns),
         .epoch = le64toh(head.epoch),
+        .answers = le64toh(head.answers),
         .bytes = reader->bytes,
         .byte_count = byte_count,
     };

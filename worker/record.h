@@ -2,8 +2,9 @@
  *
  * File: one line of text
  *   bezel-record 1 table_hash=HEX vocab_tokens=N page_tokens=N max_step_tokens=N model=NAME\n
- * then entries of 24 bytes (little endian) and their payload:
- *   u32 kind (enum record_kind), u32 payload bytes, u64 ns since the start, u64 epoch
+ * then entries of 32 bytes (little endian) and their payload:
+ *   u32 kind (enum record_kind), u32 payload bytes, u64 ns since the start, u64 epoch,
+ *   u64 answers (steps committed, failed or refused by then: the sender has seen these at most)
  * A MESSAGE's payload is the message as it came off the plan socket, undecodable ones included. */
 #ifndef WORKER_RECORD_H
 #define WORKER_RECORD_H
@@ -32,9 +33,13 @@ struct record_entry {
     enum record_kind kind;
     uint64_t time_ns; /* since the first entry could be written */
     uint64_t epoch;
+    uint64_t answers;  /* record_answers of the moment */
     const void *bytes; /* of a MESSAGE; borrowed from the reader until the next entry */
     uint32_t byte_count;
 };
+
+struct session_stats;
+uint64_t record_answers(const struct session_stats *stats);
 
 /* Writer.  One thread; a failed write is remembered and reported by record_writer_close. */
 struct record_writer;

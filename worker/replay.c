@@ -91,14 +91,21 @@ static enum err_code pump(struct replay *replay, struct session_progress *out_pr
     return ERR_OK;
 }
 
-static enum err_code pump_until_launched(struct replay *replay, const struct session *session,
-                                         struct err *err)
+/* The sender knew of `answers` answers; a stream that gives fewer here goes on when all is idle. */
+static enum err_code pump_until_due(struct replay *replay, const struct session *session,
+                                    uint64_t answers, struct err *err)
 {
     struct session_progress progress = {0};
+    struct session_stats stats;
     enum err_code code = ERR_OK;
+    bool is_due = false;
     do {
         code = pump(replay, &progress, err);
-    } while (code == ERR_OK && (progress.queued_steps > 0 || !session_can_receive(session)));
+        session_core_stats(replay->core, &stats);
+        bool is_idle = !progress.moved && progress.steps_in_flight == 0;
+        is_due = progress.queued_steps == 0 && session_can_receive(session) &&
+                 (is_idle || record_answers(&stats) >= answers);
+    } while (code == ERR_OK && !is_due);
     return code;
 }
 
@@ -139,7 +146,7 @@ static enum err_code on_open(struct replay *replay, uint64_t epoch, struct err *
 static enum err_code on_message(struct replay *replay, struct session *session,
                                 const struct record_entry *entry, struct err *err)
 {
-    enum err_code code = pump_until_launched(replay, session, err);
+    enum err_code code = pump_until_due(replay, session, entry->answers, err);
     if (code != ERR_OK) {
         return code;
     }

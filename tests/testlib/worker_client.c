@@ -311,6 +311,19 @@ bool worker_client_wait_closed(struct worker_client *client, uint32_t wait_ms)
     return is_closed;
 }
 
+bool worker_client_second_pipe_is_closed(struct worker_client *client, const char *plan_url,
+                                         uint32_t wait_ms)
+{
+    struct worker_client_sockets *sockets = client->sockets;
+    TRY(nng_pair0_open(&sockets->plan));
+    sockets->has_plan = true;
+    TRY(nng_pipe_notify(sockets->plan, NNG_PIPE_EV_REM_POST, on_pipe_gone, sockets));
+    int result = nng_dial(sockets->plan, plan_url, NULL, 0);
+    bool is_closed = result != 0 || worker_client_wait_closed(client, wait_ms);
+    worker_client_detach(client);
+    return is_closed;
+}
+
 void worker_client_expect_all_free(struct worker_client *client, uint32_t wait_ms)
 {
     uint64_t deadline_ns = clock_now_ns() + wait_ms * CLOCK_NS_PER_MS;

@@ -69,6 +69,11 @@ struct result_record worker_client_expect(struct worker_client *client, enum res
 /* True when the plan pipe is closed within wait_ms. */
 bool worker_client_wait_closed(struct worker_client *client, uint32_t wait_ms);
 
+/* Dials a plan socket that has its pipe; true when that pipe is closed within wait_ms.  client has
+ * only its control socket. */
+bool worker_client_second_pipe_is_closed(struct worker_client *client, const char *plan_url,
+                                         uint32_t wait_ms);
+
 /* Waits until every page is free and no sequence lives, seen over STATS. */
 void worker_client_expect_all_free(struct worker_client *client, uint32_t wait_ms);
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/json.h"
 #include "common/num.h"
 #include "tests/testlib/test.h"
@@ -12,6 +13,10 @@
 /* Of deploy/demo-model's generation_config.json. */
 static const uint32_t stop_ids[] = {1, 6, 14};
 static const uint32_t suppress_ids[] = {19, 22};
+
+enum {
+    SLICE_MS = 50
+};
 
 struct step {
     uint64_t msg_seq;
@@ -246,6 +251,22 @@ static void try_again(struct run *run, uint32_t index)
     admit(run, index);
 }
 
+static void pop(struct run *run, struct result_record *out_record)
+{
+    struct drive *drive = run->drive;
+    uint64_t deadline_ns = clock_now_ns() + DRIVE_WAIT_MS * CLOCK_NS_PER_MS;
+    while (!worker_client_try_pop(drive->client, SLICE_MS, out_record)) {
+        bool is_closed = worker_client_wait_closed(drive->client, 0);
+        if (is_closed && drive->on_closed != NULL) {
+            drive->on_closed(drive->owner);
+        }
+        if (is_closed || clock_now_ns() > deadline_ns) {
+            test_fail(__FILE__, __LINE__, "no record, %u steps in flight, pipe %s", run->step_count,
+                      is_closed ? "closed" : "open");
+        }
+    }
+}
+
 static bool all_over(const struct run *run)
 {
     for (uint32_t i = 0; i < run->count; i++) {
@@ -272,10 +293,7 @@ void drive_run(struct drive *drive, struct drive_sequence *sequences, uint32_t c
         while (!run.is_refused && run.step_count < drive->depth && send_step(&run)) {
         }
         struct result_record record;
-        if (!worker_client_try_pop(drive->client, DRIVE_WAIT_MS, &record)) {
-            test_fail(__FILE__, __LINE__, "no record within %d ms, %u steps in flight",
-                      DRIVE_WAIT_MS, run.step_count);
-        }
+        pop(&run, &record);
         take(&run, &record);
     }
     for (uint32_t i = 0; i < count; i++) {

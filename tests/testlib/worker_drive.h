@@ -43,6 +43,8 @@ struct drive {
     uint64_t digest; /* replay_digest_add over every TOKEN */
     /* Called between records, for what a test does in the middle; may be null. */
     void (*on_record)(void *owner, const struct result_record *record);
+    /* The worker closed the pipe and no record is left; null: the test fails. */
+    void (*on_closed)(void *owner);
     void *owner;
 };
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -21,74 +22,112 @@ enum {
     STOP_DEADLINE_MS = 20000
 };
 
-static void exec_worker(const struct worker_process *process, const char *model_dir,
-                        const char *const *args)
+static void redirect_or_die(const char *path)
 {
-    const char *argv[WORKER_PROCESS_MAX_ARGS + 5] = {WORKER_EXE, "--run-dir", process->run_dir};
-    size_t count = 3;
-    for (size_t i = 0; args[i] != NULL && i < WORKER_PROCESS_MAX_ARGS; i++) {
-        argv[count++] = args[i];
-    }
-    argv[count++] = model_dir;
-    int fd = open(process->log_path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves no worker behind */
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (fd < 0 || dup2(fd, STDERR_FILENO) < 0 || dup2(fd, STDOUT_FILENO) < 0) {
         _exit(126);
     }
+}
+
+static void exec_worker(const struct worker_process *process,
+                        const struct worker_process_options *options, int lifeline_fd)
+{
+    char lifeline[16];
+    const char *argv[WORKER_PROCESS_MAX_ARGS + 7] = {WORKER_EXE, "--run-dir", process->run_dir};
+    size_t count = 3;
+    for (size_t i = 0; options->args[i] != NULL && i < WORKER_PROCESS_MAX_ARGS; i++) {
+        argv[count++] = options->args[i];
+    }
+    if (lifeline_fd >= 0) {
+        (void)snprintf(lifeline, sizeof(lifeline), "%d", lifeline_fd);
+        argv[count++] = "--lifeline-fd";
+        argv[count++] = lifeline;
+    }
+    argv[count++] = options->model_dir == NULL ? WORKER_MODEL_DIR : options->model_dir;
+    if (options->max_file_bytes != 0) {
+        const struct rlimit limit = {options->max_file_bytes, options->max_file_bytes};
+        (void)signal(SIGXFSZ, SIG_IGN); /* the call then fails, as it does on a full tmpfs */
+        (void)setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves no worker behind */
+    redirect_or_die(process->log_path);
     (void)execv(WORKER_EXE, (char *const *)(uintptr_t)argv); /* returns only on failure */
     _exit(127);
 }
 
-static void start(struct worker_process *process, const char *run_dir, const char *model_dir,
-                  const char *const *args)
+void worker_process_start_with(struct worker_process *process,
+                               const struct worker_process_options *options)
 {
     static unsigned starts; /* names the log; tests are single-threaded */
-    *process = (struct worker_process){0};
+    char fresh[] = "/tmp/bezel-test-XXXXXX";
+    const char *run_dir = options->run_dir;
+    if (run_dir == NULL) {
+        run_dir = mkdtemp(fresh);
+        test_true(run_dir != NULL);
+    }
+    *process = (struct worker_process){.lifeline_fd = -1};
     (void)snprintf(process->run_dir, sizeof(process->run_dir), "%s", run_dir);
-    (void)snprintf(process->log_path, sizeof(process->log_path), "%s/worker-%u.log", run_dir,
-                   starts++);
+    (void)snprintf(process->log_path, sizeof(process->log_path), "%s.%u.log", run_dir, starts++);
+    int lifeline[2] = {-1, -1};
+    if (options->lifeline) {
+        test_true(pipe(lifeline) == 0 && fcntl(lifeline[1], F_SETFD, FD_CLOEXEC) == 0);
+    }
     pid_t pid = fork();
     if (pid == 0) {
-        exec_worker(process, model_dir, args);
+        exec_worker(process, options, lifeline[0]);
     }
     test_true(pid > 0);
+    if (options->lifeline) {
+        (void)close(lifeline[0]);
+        process->lifeline_fd = lifeline[1];
+    }
     process->pid = pid;
 }
 
-void worker_process_start_in(struct worker_process *process, const char *run_dir,
-                             const char *const *args)
+void worker_process_start(struct worker_process *process, const char *const *args)
 {
-    start(process, run_dir, WORKER_MODEL_DIR, args);
+    const struct worker_process_options options = {.args = args};
+    worker_process_start_with(process, &options);
 }
 
 void worker_process_start_model(struct worker_process *process, const char *model_dir,
                                 const char *const *args)
 {
-    char run_dir[] = "/tmp/bezel-test-XXXXXX";
-    test_true(mkdtemp(run_dir) != NULL);
-    start(process, run_dir, model_dir, args);
+    const struct worker_process_options options = {.args = args, .model_dir = model_dir};
+    worker_process_start_with(process, &options);
 }
 
-void worker_process_start(struct worker_process *process, const char *const *args)
+void worker_process_drop_lifeline(struct worker_process *process)
 {
-    worker_process_start_model(process, WORKER_MODEL_DIR, args);
+    (void)close(process->lifeline_fd);
+    process->lifeline_fd = -1;
 }
 
-int worker_process_wait(struct worker_process *process, uint32_t deadline_ms)
+/* Waits for pid to end; false after deadline_ms. */
+static bool wait_for(pid_t pid, uint32_t deadline_ms, int *out_status)
 {
-    int pid_fd = (int)syscall(SYS_pidfd_open, process->pid, 0);
+    int pid_fd = (int)syscall(SYS_pidfd_open, pid, 0);
     test_true(pid_fd >= 0);
     struct pollfd ended = {pid_fd, POLLIN, 0};
     int count = poll(&ended, 1, (int)deadline_ms);
     (void)close(pid_fd);
-    if (count != 1) {
+    return count == 1 && waitpid(pid, out_status, 0) == pid;
+}
+
+static int exit_code(int status)
+{
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+int worker_process_wait(struct worker_process *process, uint32_t deadline_ms)
+{
+    if (!wait_for(process->pid, deadline_ms, &process->status)) {
         worker_process_kill(process);
         test_fail(__FILE__, __LINE__, "worker runs still after %u ms", deadline_ms);
     }
-    test_true(waitpid(process->pid, &process->status, 0) == process->pid);
     process->pid = 0;
-    return WIFSIGNALED(process->status) ? 128 + WTERMSIG(process->status)
-                                        : WEXITSTATUS(process->status);
+    return exit_code(process->status);
 }
 
 void worker_process_kill(struct worker_process *process)
@@ -122,8 +161,9 @@ void worker_process_stop(struct worker_process *process)
 
 void worker_process_forget(const struct worker_process *process)
 {
-    char command[128];
-    (void)snprintf(command, sizeof(command), "rm -rf %s", process->run_dir);
+    char command[192];
+    (void)snprintf(command, sizeof(command), "rm -rf %s %s.*.log", process->run_dir,
+                   process->run_dir);
     (void)system(command); /* NOLINT(cert-env33-c): fixed text; a leftover in /tmp is no failure */
 }
 
@@ -196,4 +236,85 @@ uint64_t worker_process_cpu_ns(const struct worker_process *process)
     test_true(clock_getcpuclockid(process->pid, &clock) == 0);
     test_true(clock_gettime(clock, &used) == 0);
     return (uint64_t)used.tv_sec * CLOCK_NS_PER_SEC + (uint64_t)used.tv_nsec;
+}
+
+/* ---- other programs ---- */
+
+void child_process_start(struct child_process *child, const char *const *argv)
+{
+    int out[2];
+    *child = (struct child_process){.out_fd = -1};
+    test_true(pipe2(out, O_CLOEXEC) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves no child behind */
+        if (dup2(out[1], STDOUT_FILENO) >= 0) {
+            (void)execv(argv[0], (char *const *)(uintptr_t)argv); /* returns only on failure */
+        }
+        _exit(127);
+    }
+    test_true(pid > 0);
+    (void)close(out[1]);
+    child->pid = pid;
+    child->out_fd = out[0];
+}
+
+/* One line into child->line; false when the buffer holds none. */
+static bool take_line(struct child_process *child)
+{
+    char *end = memchr(child->buffer, '\n', child->buffered_bytes);
+    if (end == NULL) {
+        return false;
+    }
+    size_t line_bytes = (size_t)(end - child->buffer);
+    memcpy(child->line, child->buffer, line_bytes);
+    child->line[line_bytes] = '\0';
+    child->buffered_bytes -= line_bytes + 1;
+    memmove(child->buffer, end + 1, child->buffered_bytes);
+    return true;
+}
+
+void child_process_expect(struct child_process *child, const char *prefix, uint32_t deadline_ms)
+{
+    uint64_t deadline_ns = clock_now_ns() + deadline_ms * CLOCK_NS_PER_MS;
+    for (;;) {
+        while (take_line(child)) {
+            if (strncmp(child->line, prefix, strlen(prefix)) == 0) {
+                return;
+            }
+        }
+        uint64_t now_ns = clock_now_ns();
+        struct pollfd readable = {child->out_fd, POLLIN, 0};
+        int wait_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / CLOCK_NS_PER_MS) : 0;
+        size_t room_bytes = sizeof(child->buffer) - child->buffered_bytes;
+        ssize_t got = poll(&readable, 1, wait_ms) == 1
+                          ? read(child->out_fd, child->buffer + child->buffered_bytes, room_bytes)
+                          : 0;
+        if (got <= 0) {
+            test_fail(__FILE__, __LINE__, "no line '%s...' from the child", prefix);
+        }
+        child->buffered_bytes += (size_t)got;
+    }
+}
+
+int child_process_wait(struct child_process *child, uint32_t deadline_ms)
+{
+    int status = 0;
+    if (!wait_for(child->pid, deadline_ms, &status)) {
+        child_process_kill(child);
+        test_fail(__FILE__, __LINE__, "child runs still after %u ms", deadline_ms);
+    }
+    (void)close(child->out_fd);
+    child->pid = 0;
+    return exit_code(status);
+}
+
+void child_process_kill(struct child_process *child)
+{
+    if (child->pid > 0) {
+        (void)kill(child->pid, SIGKILL);
+        (void)waitpid(child->pid, NULL, 0);
+        (void)close(child->out_fd);
+        child->pid = 0;
+    }
 }
