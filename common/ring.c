@@ -73,6 +73,7 @@ size_t ring_segment_bytes(uint32_t record_bytes, uint32_t record_count)
     return sizeof(struct ring_shared) + (size_t)record_bytes * record_count;
 }
 
+/* NOLINTNEXTLINE(readability-function-size): a memory range and a shape, called once per session */
 enum err_code ring_producer_init(struct ring_producer *producer, void *segment,
                                  size_t segment_bytes, uint32_t record_bytes, uint32_t record_count,
                                  uint64_t epoch, struct err *err)
