@@ -49,7 +49,8 @@ static const char *slug_of_status(int status)
     }
 }
 
-static void fill_message(struct api_error *error, const char *format, va_list args)
+__attribute__((format(printf, 2, 0))) static void fill_message(struct api_error *error,
+                                                               const char *format, va_list args)
 {
     (void)vsnprintf(error->message, sizeof(error->message), format, args); /* cut to fit */
 }

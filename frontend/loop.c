@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include <h2o.h>
 
@@ -67,6 +68,7 @@ void loop_destroy(struct loop *loop)
     loop_turn(loop);
     h2o_multithread_unregister_receiver(loop->queue, &loop->receiver);
     h2o_multithread_destroy_queue(loop->queue);
+    free(loop->queue); /* left behind by the evloop build of h2o 2.2.5 */
     loop_turn(loop); /* frees closed sockets */
     h2o_evloop_destroy(loop->evloop);
     mem_free(loop);

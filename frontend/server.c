@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -373,7 +374,9 @@ void server_destroy(struct server *server)
     loop_timer_destroy(server->drain_tick);
     loop_timer_destroy(server->tick);
     h2o_timeout_unlink(&server->context.http2._graceful_shutdown_timeout);
+    h2o_multithread_queue_t *queue = server->context.queue;
     h2o_context_dispose(&server->context);
+    free(queue); /* left behind by the evloop build of h2o 2.2.5 */
     h2o_config_dispose(&server->config);
     http_conns_destroy(app->conns);
     app->conns = NULL;

@@ -20,7 +20,7 @@
 enum {
     CLIENTS_PER_WAY = 63,
     FIRST_ID = 600, /* ordinary tokens; the last prompt id tells clients apart */
-    LIMIT_US = 20000,
+    LIMIT_US = 20000 * TEST_TIME_SCALE,
 };
 
 enum way {
