@@ -4,7 +4,8 @@
 
 #include "common/mem.h"
 #include "common/utf8.h"
-#include "frontend/tokenizer_internal.h"
+#include "frontend/tokenizer_bpe.h"
+#include "frontend/tokenizer_image.h"
 
 #define SPACE_MARK 0x2581U /* stands for U+0020 in the vocabulary */
 

@@ -4,11 +4,13 @@
  * through a queue ordered by (rank, position).  Most pairs of one rank arrive from left to right,
  * so each rank keeps such arrivals in a list of which only the front is in the heap; the rest enter
  * the heap themselves.  Text of one character then costs a constant per symbol. */
+#include "frontend/tokenizer_bpe.h"
+
 #include <assert.h>
 #include <string.h>
 
 #include "common/mem.h"
-#include "frontend/tokenizer_internal.h"
+#include "frontend/tokenizer_image.h"
 
 enum {
     SHORT_MAX_SYMBOLS = 48,

@@ -3,6 +3,8 @@
  * Only files and folders that nobody but this user can write are read.  A file is replaced by
  * renaming, never written in place, and read into memory of our own: what was checked cannot change
  * afterwards. */
+#include "frontend/tokenizer_cache.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -13,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "frontend/tokenizer_internal.h"
+#include "frontend/tokenizer_image.h"
 
 #define TOK_MAX_IMAGE_BYTES (1UL << 30)
 

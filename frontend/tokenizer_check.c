@@ -1,9 +1,9 @@
 /* Opens an image: after these checks no lookup can leave it, whatever its bytes were. */
+#include "frontend/tokenizer_image.h"
+
 #include <string.h>
 
 #include "common/mem.h"
-#include "common/num.h"
-#include "frontend/tokenizer_internal.h"
 
 enum {
     CODE_PAGE_IDS = 256,

@@ -329,3 +329,27 @@ void tok_image_seal(unsigned char *image, const struct tok_source_key *key)
     header->key = *key;
     header->checksum = tok_image_checksum(image, header->image_bytes);
 }
+
+enum err_code tok_source_compile(const char *text, size_t byte_count,
+                                 const struct tok_source_key *key, struct tokenizer **out_tokenizer,
+                                 struct err *err)
+{
+    struct tok_source source;
+    unsigned char *image = NULL;
+    size_t image_bytes = 0;
+    enum err_code code = tok_source_parse(text, byte_count, &source, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    code = tok_image_build(&source, &image, &image_bytes, err);
+    tok_source_fini(&source);
+    if (code != ERR_OK) {
+        return code;
+    }
+    tok_image_seal(image, key);
+    code = tok_image_open(image, image_bytes, out_tokenizer, err);
+    if (code != ERR_OK) {
+        tok_image_free(image, image_bytes);
+    }
+    return code;
+}

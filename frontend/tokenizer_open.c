@@ -8,6 +8,7 @@
 
 #include "common/log.h"
 #include "common/mem.h"
+#include "frontend/tokenizer_cache.h"
 #include "frontend/tokenizer_source.h"
 
 #define SECOND_NS         1000000000ULL
@@ -111,30 +112,6 @@ static void log_cache(const char *event, const char *cache_dir, const struct err
              log_quote(err->message, message, sizeof(message)));
 }
 
-static enum err_code compile(const struct source_file *source, struct tokenizer **out_tokenizer,
-                             struct err *err)
-{
-    struct tok_source parsed;
-    unsigned char *image = NULL;
-    size_t image_bytes = 0;
-    enum err_code code =
-        tok_source_parse(source->bytes, (size_t)source->key.byte_count, &parsed, err);
-    if (code != ERR_OK) {
-        return code;
-    }
-    code = tok_image_build(&parsed, &image, &image_bytes, err);
-    tok_source_fini(&parsed);
-    if (code != ERR_OK) {
-        return code;
-    }
-    tok_image_seal(image, &source->key);
-    code = tok_image_open(image, image_bytes, out_tokenizer, err);
-    if (code != ERR_OK) {
-        tok_image_free(image, image_bytes);
-    }
-    return code;
-}
-
 /* A sound image from the cache; null where there is none. */
 static struct tokenizer *read_cache(const struct tok_cache *cache, const char *cache_dir)
 {
@@ -160,7 +137,9 @@ static enum err_code load_by_content(struct source_file *source, struct tokenize
         return ERR_OK;
     }
     tok_destroy(cached);
-    return code == ERR_OK ? compile(source, out_tokenizer, err) : code;
+    return code == ERR_OK ? tok_source_compile(source->bytes, (size_t)source->key.byte_count,
+                                               &source->key, out_tokenizer, err)
+                          : code;
 }
 
 static enum err_code load(const char *path, const char *cache_dir, struct source_file *source,

@@ -8,7 +8,7 @@
 
 #include "common/buf.h"
 #include "common/err.h"
-#include "frontend/tokenizer_internal.h"
+#include "frontend/tokenizer_image.h"
 #include "frontend/tokenizer_scan.h"
 
 struct tok_entry {
@@ -68,5 +68,10 @@ ERR_NODISCARD enum err_code tok_rules_added(const struct json_t *entry, size_t i
 ERR_NODISCARD enum err_code tok_image_build(const struct tok_source *source,
                                             unsigned char **out_image, size_t *out_image_bytes,
                                             struct err *err);
+
+/* Parse, build, seal, open.  key is kept for tok_cache_read. */
+ERR_NODISCARD enum err_code tok_source_compile(const char *text, size_t byte_count,
+                                               const struct tok_source_key *key,
+                                               struct tokenizer **out_tokenizer, struct err *err);
 
 #endif

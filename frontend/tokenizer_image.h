@@ -1,16 +1,15 @@
-/* Shared by the tokenizer's files: the image that encoding reads, and how one is made.
+/* The image that encoding reads, and a tokenizer as a view of one.
  *
  * An image is one block of bytes with offsets instead of pointers, compiled from tokenizer.json.
  * The cache file holds exactly these bytes; they are checked whole before use, so that encoding
  * needs no bounds checks of its own. */
-#ifndef FRONTEND_TOKENIZER_INTERNAL_H
-#define FRONTEND_TOKENIZER_INTERNAL_H
+#ifndef FRONTEND_TOKENIZER_IMAGE_H
+#define FRONTEND_TOKENIZER_IMAGE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "common/buf.h"
 #include "common/err.h"
 #include "frontend/tokenizer.h"
 
@@ -142,46 +141,16 @@ static inline const struct tok_merge_slot *tok_merge_find(const struct tokenizer
     return slot;
 }
 
-/* tokenizer_image.c */
+/* Writes key and checksum into the header. */
 void tok_image_seal(unsigned char *image, const struct tok_source_key *key);
 unsigned char *tok_image_alloc(size_t byte_count); /* null when memory is gone */
 void tok_image_free(unsigned char *image, size_t byte_count);
 
-/* tokenizer_check.c: every length, offset and index of an image; takes ownership of it on success
- * only. */
+/* Checks every length, offset and index; takes ownership of the image on success only.  Errors:
+ * ERR_FORMAT. */
 ERR_NODISCARD enum err_code tok_image_open(unsigned char *image, size_t image_bytes,
                                            struct tokenizer **out_tokenizer, struct err *err);
 uint64_t tok_image_checksum(const unsigned char *image, size_t image_bytes);
 size_t tok_section_bytes(const struct tok_image_header *header, enum tok_section section);
-
-/* tokenizer_cache.c */
-struct tok_cache {
-    int dir_fd; /* owned; -1: closed */
-    char name[32];
-};
-/* Makes dir where it is missing.  Errors: ERR_CONFIG (others could write it), ERR_SYSTEM. */
-ERR_NODISCARD enum err_code tok_cache_open(struct tok_cache *cache, const char *dir,
-                                           const char *source_path, struct err *err);
-void tok_cache_close(struct tok_cache *cache);
-/* Errors: ERR_NOT_FOUND, ERR_CONFIG (as above), ERR_FORMAT (damaged), ERR_SYSTEM. */
-ERR_NODISCARD enum err_code tok_cache_read(const struct tok_cache *cache,
-                                           struct tokenizer **out_tokenizer, struct err *err);
-/* ERR_OK too where another process is just writing it. */
-ERR_NODISCARD enum err_code tok_cache_write(const struct tok_cache *cache,
-                                            const struct tokenizer *tokenizer, struct err *err);
-ERR_NODISCARD enum err_code tok_read_all(int fd, void *bytes, size_t byte_count, struct err *err);
-
-/* tokenizer_bpe.c: merges symbols in place and appends the result.  One per call of tok_encode. */
-struct tok_bpe {
-    const struct tokenizer *tokenizer;
-    uint32_t *symbols; /* [symbol_count]: the segment being gathered */
-    size_t symbol_count;
-    size_t symbol_cap;
-    struct tok_bpe_long *work; /* owned; null until a long segment came */
-};
-void tok_bpe_init(struct tok_bpe *bpe, const struct tokenizer *tokenizer);
-void tok_bpe_fini(struct tok_bpe *bpe);
-void tok_bpe_push(struct tok_bpe *bpe, uint32_t symbol);
-void tok_bpe_flush(struct tok_bpe *bpe, struct tok_ids *ids);
 
 #endif
