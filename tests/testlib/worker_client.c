@@ -17,6 +17,7 @@
 
 enum {
     ASK_DEADLINE_MS = 10000,
+    SEND_SLICE_MS = 100,
     READY_DEADLINE_MS = 60000,
     ARENA_BYTES = 1 << 20,
 };
@@ -201,7 +202,7 @@ void worker_client_dial(struct worker_client *client)
     TRY(nng_pair0_open(&sockets->plan));
     sockets->has_plan = true;
     TRY(nng_pipe_notify(sockets->plan, NNG_PIPE_EV_REM_POST, on_pipe_gone, sockets));
-    TRY(nng_socket_set_ms(sockets->plan, NNG_OPT_SENDTIMEO, ASK_DEADLINE_MS));
+    TRY(nng_socket_set_ms(sockets->plan, NNG_OPT_SENDTIMEO, SEND_SLICE_MS));
     TRY(nng_dial(sockets->plan, client->plan_url, NULL, 0));
 }
 
@@ -237,11 +238,18 @@ void worker_client_send_raw(struct worker_client *client, const void *bytes, siz
     nng_msg *message = NULL;
     TRY(nng_msg_alloc(&message, 0));
     TRY(nng_msg_append(message, bytes, byte_count));
-    int result = nng_sendmsg(client->sockets->plan, message, 0);
+    uint64_t deadline_ns = clock_now_ns() + ASK_DEADLINE_MS * CLOCK_NS_PER_MS;
+    int result = 0;
+    do {
+        result = nng_sendmsg(client->sockets->plan, message, 0);
+    } while (result == NNG_ETIMEDOUT && clock_now_ns() < deadline_ns &&
+             !worker_client_wait_closed(client, 0));
     if (result != 0) {
         nng_msg_free(message);
     }
-    TRY(result);
+    if (!worker_client_wait_closed(client, 0)) {
+        TRY(result);
+    }
 }
 
 void worker_client_send_as_is(struct worker_client *client, const struct plan_message *message)

@@ -55,7 +55,7 @@ void worker_client_detach(struct worker_client *client);
 
 /* Fills in epoch and the next msg_seq, and returns it. */
 uint64_t worker_client_send(struct worker_client *client, const struct plan_message *message);
-/* As it is: for stale epochs and gaps. */
+/* As it is: for stale epochs and gaps.  A message for a pipe that is closed goes nowhere. */
 void worker_client_send_as_is(struct worker_client *client, const struct plan_message *message);
 void worker_client_send_raw(struct worker_client *client, const void *bytes, size_t byte_count);
 
