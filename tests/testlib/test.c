@@ -2,6 +2,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,20 @@ void test_check_ok(const char *file, int line, const char *what, int code, const
     if (code != ERR_OK) {
         test_fail(file, line, "%s: %s: %s", what, err_code_text((enum err_code)code), err->message);
     }
+}
+
+/* gcc defines macros, clang answers a question. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SANITIZED true
+#elif defined(__has_feature)
+#define IS_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define IS_SANITIZED false
+#endif
+
+bool test_times_count(void)
+{
+    return !IS_SANITIZED;
 }
 
 uint64_t test_random(uint64_t *state)

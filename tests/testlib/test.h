@@ -4,6 +4,7 @@
 #ifndef TESTS_TESTLIB_TEST_H
 #define TESTS_TESTLIB_TEST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,6 +43,9 @@ void test_check_eq_u64(const char *file, int line, const char *what, uint64_t go
 void test_check_eq_str(const char *file, int line, const char *what, const char *got,
                        const char *want);
 void test_check_ok(const char *file, int line, const char *what, int code, const struct err *err);
+
+/* False in a sanitizer build, where code runs many times slower: limits on time do not apply. */
+bool test_times_count(void);
 
 /* Seeded numbers for property tests: splitmix64. */
 uint64_t test_random(uint64_t *state);
