@@ -208,6 +208,29 @@ static void test_another_session_fails_only_behind(void)
     bench_teardown(&bench);
 }
 
+static void test_nothing_is_launched_behind_doomed_steps(void)
+{
+    struct core_bench bench;
+    struct plan_admit admits[3];
+    bench_setup(&bench);
+    start_three(&bench, admits);
+    struct plan_admit admit = rig_plain_admit(4, bench.prompt, 40, 60);
+    rig_admit(&bench.session, &admit);
+    model_runner_fault_next(bench.runner, MODEL_FAULT_STEP);
+    bench_row(&bench, 1, 0, 0);
+    bench_row(&bench, 4, 0, 20);  /* launched behind the failure */
+    bench_row(&bench, 4, 20, 20); /* would find the device at position 0 */
+    rig_advance(&bench.rig);
+    test_eq_u64(model_runner_complete(bench.runner, 1), 1);
+    rig_advance(&bench.rig);
+    test_eq_u64(bench.rig.progress.steps_in_flight, 1);
+    test_eq_u64(bench.rig.progress.queued_steps, 1);
+    bench_run(&bench);
+    test_eq_u64(rig_count(&bench.session, RESULT_FAILED, 4), 1);
+    test_eq_u64(rig_count(&bench.session, RESULT_STEP_DONE, 0), 6);
+    bench_teardown(&bench);
+}
+
 static void test_a_lost_device_is_reported_for_ever(void)
 {
     struct core_bench bench;
@@ -344,6 +367,7 @@ static const struct test_case cases[] = {
     TEST(test_failures_after_the_launch_fail_rows_and_those_behind),
     TEST(test_a_bad_row_fails_alone),
     TEST(test_another_session_fails_only_behind),
+    TEST(test_nothing_is_launched_behind_doomed_steps),
     TEST(test_a_lost_device_is_reported_for_ever),
     TEST(test_a_runner_that_lies_costs_the_sequence),
 };

@@ -68,6 +68,12 @@ static struct runner_limits random_limits(struct world *world, const struct plan
     return limits;
 }
 
+/* A step of rows that ask for all the logprobs that a frontend here ever asks for. */
+static uint32_t most_records(const struct runner_limits *limits)
+{
+    return 1 + 2 * limits->max_step_tokens + 5 * limits->max_step_rows;
+}
+
 static void build(struct world *world, const struct plan_of_world *plan)
 {
     memset(world, 0, sizeof(*world));
@@ -92,8 +98,10 @@ static void build(struct world *world, const struct plan_of_world *plan)
     uint32_t total = world->options.most_prompt + world->options.most_output;
     struct account_need peak = account_peak(&geometry, total, plan->depth * limits.max_step_tokens);
     uint32_t requests = 2 + pick(world, 4);
-    limits.pages[RUNNER_FAMILY_LOCAL] = 2 * requests * peak.local_pages;
-    limits.pages[RUNNER_FAMILY_GLOBAL] = 2 * requests * peak.global_pages;
+    /* Sometimes more pages than the quotas promise. */
+    uint32_t spare_pages = pick(world, 2) * pick(world, 20);
+    limits.pages[RUNNER_FAMILY_LOCAL] = 2 * requests * peak.local_pages + spare_pages;
+    limits.pages[RUNNER_FAMILY_GLOBAL] = 2 * requests * peak.global_pages + spare_pages;
     world->options.limits = limits;
     for (uint32_t i = 0; i < 2; i++) {
         world->quotas[i].pages[RUNNER_FAMILY_LOCAL] = requests * peak.local_pages;
@@ -104,7 +112,7 @@ static void build(struct world *world, const struct plan_of_world *plan)
     world->runner = model_runner_create(&options);
     const struct session_limits session_limits = {
         .slots = limits.slots,
-        .ring_records = 512U << pick(world, 3),
+        .ring_records = most_records(&limits) + pick(world, 200),
     };
     rig_init(&world->rig, world->runner, true, &session_limits, &world->inject);
     world->rig.mask = on_mask;

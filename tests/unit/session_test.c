@@ -281,7 +281,7 @@ static void test_a_cancel_without_room_is_answered_later(void)
     bench_setup_limits(&bench, &limits, 4);
     struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
     rig_admit(&bench.session, &admit);
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < 3; i++) {
         rig_ping(&bench.session, i);
     }
     rig_advance(&bench.rig);
@@ -361,6 +361,41 @@ static void test_closing_frees_all_after_the_steps_in_flight(void)
     session_core_stats(bench.rig.core, &stats);
     test_eq_u64(stats.sessions, 1);
     test_eq_u64(stats.sequences, 1);
+    bench_teardown(&bench);
+}
+
+static void test_no_session_is_promised_the_pages_of_another(void)
+{
+    struct core_bench bench;
+    bench_setup(&bench);
+    rig_close(&bench.session);
+    const struct session_quota half = {.pages = {20, 40}};
+    const struct session_quota part = {.pages = {15, 40}};
+    struct rig_session other;
+    rig_open(&bench.rig, &bench.session, &half);
+    rig_open(&bench.rig, &other, &part);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 60, 100);
+    rig_admit(&bench.session, &admit);
+    bench_row(&bench, 1, 0, 60);
+    rig_ping(&other, 1);
+    rig_advance(&bench.rig);
+    const struct result_figures *figures = &rig_last(&other, RESULT_PONG, 0)->as.pong.figures;
+    test_eq_u64(figures->local_quota_left_pages, 15);
+    test_eq_u64(figures->global_quota_left_pages, 40);
+    rig_ping(&bench.session, 1);
+    rig_advance(&bench.rig);
+    figures = &rig_last(&bench.session, RESULT_PONG, 0)->as.pong.figures;
+    test_eq_u64(figures->local_quota_left_pages, 16); /* not the 36 that are free */
+    test_eq_u64(figures->global_quota_left_pages, 36);
+    /* Killed with 4 pages in a step that still runs; who comes next cannot have them yet. */
+    rig_close(&bench.session);
+    rig_open(&bench.rig, &bench.session, &half);
+    rig_ping(&bench.session, 1);
+    rig_advance(&bench.rig);
+    figures = &rig_last(&bench.session, RESULT_PONG, 0)->as.pong.figures;
+    test_eq_u64(figures->local_quota_left_pages, 20);
+    test_eq_u64(figures->global_quota_left_pages, 36);
+    rig_close(&other);
     bench_teardown(&bench);
 }
 
@@ -477,6 +512,7 @@ static const struct test_case cases[] = {
     TEST(test_a_cancel_without_room_is_answered_later),
     TEST(test_two_sessions_take_turns),
     TEST(test_closing_frees_all_after_the_steps_in_flight),
+    TEST(test_no_session_is_promised_the_pages_of_another),
     TEST(test_numbers_and_epochs_are_checked),
     TEST(test_logprobs_continue_over_records),
     TEST(test_admitted_again_with_its_output),
