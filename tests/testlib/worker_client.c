@@ -78,7 +78,20 @@ static void pause_briefly(void)
     (void)nanosleep(&brief, NULL); /* between polls of a state that has no event */
 }
 
-void worker_client_open(struct worker_client *client, const char *run_dir)
+static void ask_hello(struct worker_client *client)
+{
+    const struct hello_message hello = {
+        .type = HELLO_HELLO,
+        .as.hello = {.protocol_version = PROTO_VERSION,
+                     .table_hash = hello_table_hash(),
+                     .name = {"test", 4}},
+    };
+    struct hello_message answer = worker_client_ask(client, &hello);
+    test_eq_u64(answer.type, HELLO_WELCOME);
+    client->welcome = answer.as.welcome;
+}
+
+void worker_client_open_early(struct worker_client *client, const char *run_dir)
 {
     struct err err;
     *client = (struct worker_client){0};
@@ -101,20 +114,18 @@ void worker_client_open(struct worker_client *client, const char *run_dir)
     TRY(nng_socket_set_ms(*control, NNG_OPT_RECONNMINT, 5));
     TRY(nng_socket_set_ms(*control, NNG_OPT_RECONNMAXT, 20));
     TRY(nng_dial(*control, client->control_url, NULL, NNG_FLAG_NONBLOCK));
-    const struct hello_message hello = {
-        .type = HELLO_HELLO,
-        .as.hello = {.protocol_version = PROTO_VERSION,
-                     .table_hash = hello_table_hash(),
-                     .name = {"test", 4}},
-    };
+    ask_hello(client);
+}
+
+void worker_client_open(struct worker_client *client, const char *run_dir)
+{
     uint64_t deadline_ns = clock_now_ns() + READY_DEADLINE_MS * CLOCK_NS_PER_MS;
-    do {
+    worker_client_open_early(client, run_dir);
+    while (client->welcome.state != HELLO_STATE_READY) {
         test_true(clock_now_ns() < deadline_ns);
         pause_briefly();
-        struct hello_message answer = worker_client_ask(client, &hello);
-        test_eq_u64(answer.type, HELLO_WELCOME);
-        client->welcome = answer.as.welcome;
-    } while (client->welcome.state != HELLO_STATE_READY);
+        ask_hello(client);
+    }
 }
 
 void worker_client_close(struct worker_client *client)

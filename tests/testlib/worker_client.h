@@ -34,6 +34,8 @@ struct worker_client {
 
 /* Opens the control socket and asks HELLO until the worker is ready. */
 void worker_client_open(struct worker_client *client, const char *run_dir);
+/* The same, but returns at the first answer, whatever the state. */
+void worker_client_open_early(struct worker_client *client, const char *run_dir);
 void worker_client_close(struct worker_client *client);
 
 /* One request and its answer, borrowed until the next.  Raw: bytes as they are. */

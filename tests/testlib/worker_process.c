@@ -68,7 +68,8 @@ void worker_process_start_with(struct worker_process *process,
     }
     *process = (struct worker_process){.lifeline_fd = -1};
     (void)snprintf(process->run_dir, sizeof(process->run_dir), "%s", run_dir);
-    (void)snprintf(process->log_path, sizeof(process->log_path), "%s.%u.log", run_dir, starts++);
+    (void)snprintf(process->log_path, sizeof(process->log_path), "/tmp/bezel-test-log-%d-%u",
+                   getpid(), starts++);
     int lifeline[2] = {-1, -1};
     if (options->lifeline) {
         test_true(pipe(lifeline) == 0 && fcntl(lifeline[1], F_SETFD, FD_CLOEXEC) == 0);
@@ -162,8 +163,7 @@ void worker_process_stop(struct worker_process *process)
 void worker_process_forget(const struct worker_process *process)
 {
     char command[192];
-    (void)snprintf(command, sizeof(command), "rm -rf %s %s.*.log", process->run_dir,
-                   process->run_dir);
+    (void)snprintf(command, sizeof(command), "rm -rf %s %s", process->run_dir, process->log_path);
     (void)system(command); /* NOLINT(cert-env33-c): fixed text; a leftover in /tmp is no failure */
 }
 
