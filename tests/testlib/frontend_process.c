@@ -59,9 +59,12 @@ void frontend_process_start(struct frontend_process *process, const char *progra
     test_true(process->pid >= 0);
     if (process->pid == 0) {
         place_descriptors(listen_fd, ready[1], lifeline[0]);
-        const char *argv[MAX_ARGUMENTS] = {program, model_dir, "--ready-fd=4", "--lifeline-fd=5"};
+        char cache_dir[300];
+        (void)snprintf(cache_dir, sizeof(cache_dir), "--cache-dir=%s-cache", program);
+        const char *argv[MAX_ARGUMENTS] = {program, model_dir, "--ready-fd=4", "--lifeline-fd=5",
+                                           cache_dir};
         for (int i = 0; arguments && arguments[i]; i++) {
-            argv[4 + i] = arguments[i];
+            argv[5 + i] = arguments[i];
         }
         char pid_text[40];
         (void)snprintf(pid_text, sizeof(pid_text), "LISTEN_PID=%d", (int)getpid());
