@@ -8,6 +8,7 @@
 
 enum {
     PATH_MAX_DEPTH = 32, /* deeper ones show their end */
+    PATH_MAX_BYTES = 120,
 };
 
 void chat_prompt_init(struct chat_prompt *prompt)
@@ -190,7 +191,15 @@ enum err_code chat_refuse(struct err *err, enum err_code code, const struct chat
     va_end(args);
     buf_init(&text);
     path_text(&text, path);
-    code = err_set(err, code, "%.120s %s", buf_text(&text), message);
+    if (text.used_bytes > PATH_MAX_BYTES) {
+        text.used_bytes = utf8_complete_prefix(text.at, PATH_MAX_BYTES);
+    }
+    buf_printf(&text, " %s", message);
+    for (size_t i = 0; i < text.used_bytes; i++) {
+        bool is_control = (unsigned char)text.at[i] < 0x20 || text.at[i] == 0x7f;
+        text.at[i] = is_control ? '?' : text.at[i]; /* keys of a request may hold any */
+    }
+    code = err_set(err, code, "%s", buf_text(&text));
     buf_fini(&text);
     return code;
 }

@@ -83,7 +83,7 @@ enum err_code tok_cache_open(struct tok_cache *cache, const char *dir, const cha
     if (code == ERR_OK && real_path == NULL) {
         code = err_errno(err, errno, "realpath");
     }
-    if (code != ERR_OK) {
+    if (code != ERR_OK || real_path == NULL) {
         (void)close(dir_fd); /* only read */
         return code;
     }

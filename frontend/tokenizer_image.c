@@ -1,4 +1,5 @@
 /* Compiles a parsed tokenizer.json into an image. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -69,7 +70,8 @@ static void code_table_init(struct code_table *table, const struct tok_source *s
 {
     memset(table->pages, 0, sizeof(table->pages));
     table->page_count = 1; /* page 0 is empty: shared by all blocks without an entry */
-    table->ids = mem_realloc(NULL, (TOK_CODE_PAGE_COUNT + 1) * CODE_PAGE_IDS, sizeof(uint32_t));
+    table->ids =
+        mem_realloc(NULL, (size_t)(TOK_CODE_PAGE_COUNT + 1) * CODE_PAGE_IDS, sizeof(uint32_t));
     memset(table->ids, 0xff, CODE_PAGE_IDS * sizeof(uint32_t));
     for (uint32_t id = 0; id < source->token_count; id++) {
         uint32_t code_point = 0;
@@ -346,6 +348,7 @@ enum err_code tok_source_compile(const char *text, size_t byte_count,
     if (code != ERR_OK) {
         return code;
     }
+    assert(image != NULL);
     tok_image_seal(image, key);
     code = tok_image_open(image, image_bytes, out_tokenizer, err);
     if (code != ERR_OK) {

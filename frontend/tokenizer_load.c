@@ -30,10 +30,21 @@ struct layout_member {
     struct tok_scan_span *span;
 };
 
-static int shown_bytes(const char *text, size_t byte_count)
+struct shown {
+    char text[SHOWN_MAX_BYTES + 1];
+};
+
+/* The beginning of a text as a message can hold it: on one line, in whole characters. */
+static struct shown show(const char *text, size_t byte_count)
 {
-    return byte_count <= SHOWN_MAX_BYTES ? (int)byte_count
-                                         : (int)utf8_complete_prefix(text, SHOWN_MAX_BYTES);
+    struct shown shown = {0};
+    size_t count =
+        byte_count <= SHOWN_MAX_BYTES ? byte_count : utf8_complete_prefix(text, SHOWN_MAX_BYTES);
+    for (size_t i = 0; i < count; i++) {
+        unsigned char c = (unsigned char)text[i];
+        shown.text[i] = c < 0x20 || c == 0x7f ? '?' : text[i];
+    }
+    return shown;
 }
 
 /* Walks one object and notes the extent of each listed member. */
@@ -127,11 +138,10 @@ static enum err_code add_token(struct tok_source *source, uint32_t id, const cha
         source->token_cap = cap;
     }
     if (source->entries[id].byte_count != 0) {
-        return err_set(err, ERR_FORMAT, "id %u belongs to '%.*s' and to '%.*s'", id,
-                       shown_bytes(source->text.at + source->entries[id].start,
-                                   source->entries[id].byte_count),
-                       source->text.at + source->entries[id].start, shown_bytes(text, byte_count),
-                       text);
+        const struct tok_entry *other = &source->entries[id];
+        return err_set(err, ERR_FORMAT, "id %u belongs to '%s' and to '%s'", id,
+                       show(source->text.at + other->start, other->byte_count).text,
+                       show(text, byte_count).text);
     }
     source->entries[id].start = (uint32_t)source->text.used_bytes; /* a file is below 4 GiB */
     source->entries[id].byte_count = (uint32_t)byte_count;
@@ -170,19 +180,18 @@ static enum err_code read_vocab(struct tok_source *source, const struct tok_scan
 static enum err_code add_added_token(struct tok_source *source, const struct json_t *entry,
                                      size_t index, struct err *err)
 {
-    uint32_t id = 0;
-    const char *content = NULL;
-    size_t content_bytes = 0;
-    bool is_special = false;
-    enum err_code code =
-        tok_rules_added(entry, index, &id, &content, &content_bytes, &is_special, err);
+    struct tok_added added = {0};
+    enum err_code code = tok_rules_added(entry, index, &added, err);
     if (code != ERR_OK) {
         return code;
     }
-    bool is_same = id < source->token_count && source->entries[id].byte_count == content_bytes &&
-                   memcmp(source->text.at + source->entries[id].start, content, content_bytes) == 0;
+    uint32_t id = added.id;
+    bool is_same =
+        id < source->token_count && source->entries[id].byte_count == added.content_bytes &&
+        memcmp(source->text.at + source->entries[id].start, added.content, added.content_bytes) ==
+            0;
     if (!is_same) {
-        code = add_token(source, id, content, content_bytes, err);
+        code = add_token(source, id, added.content, added.content_bytes, err);
         if (code != ERR_OK) {
             return code;
         }
@@ -190,7 +199,7 @@ static enum err_code add_added_token(struct tok_source *source, const struct jso
     if ((source->flags[id] & TOK_FLAG_ADDED) != 0) {
         return err_set(err, ERR_FORMAT, "added_tokens[%zu] has id %u again", index, id);
     }
-    source->flags[id] |= (uint8_t)(TOK_FLAG_ADDED | (is_special ? TOK_FLAG_SPECIAL : 0));
+    source->flags[id] |= (uint8_t)(TOK_FLAG_ADDED | (added.is_special ? TOK_FLAG_SPECIAL : 0));
     return ERR_OK;
 }
 
@@ -262,8 +271,8 @@ static enum err_code index_vocab(struct tok_source *source, struct err *err)
         uint64_t hash = tok_hash_text(text, byte_count);
         struct tok_vocab_slot *slot = vocab_slot(source, text, byte_count, hash);
         if (slot->id != TOK_NONE) {
-            return err_set(err, ERR_FORMAT, "'%.*s' has the ids %u and %u",
-                           shown_bytes(text, byte_count), text, slot->id, id);
+            return err_set(err, ERR_FORMAT, "'%s' has the ids %u and %u",
+                           show(text, byte_count).text, slot->id, id);
         }
         *slot = (struct tok_vocab_slot){.tag = (uint32_t)(hash >> 32), .id = id};
     }
@@ -295,12 +304,12 @@ static enum err_code merge_id(const struct tok_source *source, const char *text,
 {
     uint32_t id = tok_source_find(source, text, byte_count);
     if (id == TOK_NONE) {
-        return err_set(err, ERR_FORMAT, "merge %u: '%.*s' is not in the vocabulary",
-                       source->merge_count, shown_bytes(text, byte_count), text);
+        return err_set(err, ERR_FORMAT, "merge %u: '%s' is not in the vocabulary",
+                       source->merge_count, show(text, byte_count).text);
     }
     if ((source->flags[id] & refused_flags) != 0) {
-        return err_set(err, ERR_UNSUPPORTED, "merge %u: '%.*s' is a special or byte token",
-                       source->merge_count, shown_bytes(text, byte_count), text);
+        return err_set(err, ERR_UNSUPPORTED, "merge %u: '%s' is a special or byte token",
+                       source->merge_count, show(text, byte_count).text);
     }
     *out_id = id;
     return ERR_OK;

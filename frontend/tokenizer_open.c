@@ -172,7 +172,7 @@ static enum err_code load(const char *path, const char *cache_dir, struct source
 enum err_code tok_load(const char *path, const char *cache_dir, struct tokenizer **out_tokenizer,
                        struct err *err)
 {
-    struct source_file source;
+    struct source_file source = {.fd = -1};
     enum err_code code = source_open(&source, path, err);
     if (code == ERR_OK) {
         code = load(path, cache_dir, &source, out_tokenizer, err);

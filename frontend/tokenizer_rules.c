@@ -149,9 +149,8 @@ enum err_code tok_rules_check(const struct tok_scan_span values[TOK_RULE_COUNT],
     return ERR_OK;
 }
 
-enum err_code tok_rules_added(const struct json_t *entry, size_t index, uint32_t *out_id,
-                              const char **out_content, size_t *out_content_bytes,
-                              bool *out_is_special, struct err *err)
+enum err_code tok_rules_added(const struct json_t *entry, size_t index, struct tok_added *out_added,
+                              struct err *err)
 {
     char path[32];
     (void)snprintf(path, sizeof(path), "added_tokens[%zu]", index); /* always fits */
@@ -185,8 +184,8 @@ enum err_code tok_rules_added(const struct json_t *entry, size_t index, uint32_t
     if (code != ERR_OK) {
         return code;
     }
-    *out_id = id;
-    *out_content = json_text(content, out_content_bytes);
-    *out_is_special = is_special;
-    return *out_content_bytes > 0 ? ERR_OK : err_set(err, ERR_FORMAT, "%s.content is empty", path);
+    *out_added = (struct tok_added){.id = id, .is_special = is_special};
+    out_added->content = json_text(content, &out_added->content_bytes);
+    return out_added->content_bytes > 0 ? ERR_OK
+                                        : err_set(err, ERR_FORMAT, "%s.content is empty", path);
 }

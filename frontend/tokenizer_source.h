@@ -57,12 +57,16 @@ enum tok_rule {
 };
 ERR_NODISCARD enum err_code tok_rules_check(const struct tok_scan_span values[TOK_RULE_COUNT],
                                             struct err *err);
-/* One entry of added_tokens; *out_content is borrowed from entry. */
+struct tok_added {
+    uint32_t id;
+    const char *content; /* borrowed from the entry */
+    size_t content_bytes;
+    bool is_special;
+};
+/* One entry of added_tokens. */
 struct json_t;
 ERR_NODISCARD enum err_code tok_rules_added(const struct json_t *entry, size_t index,
-                                            uint32_t *out_id, const char **out_content,
-                                            size_t *out_content_bytes, bool *out_is_special,
-                                            struct err *err);
+                                            struct tok_added *out_added, struct err *err);
 
 /* tokenizer_image.c.  The image lacks its key; seal it with tok_image_seal. */
 ERR_NODISCARD enum err_code tok_image_build(const struct tok_source *source,

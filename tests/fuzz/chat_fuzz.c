@@ -74,7 +74,7 @@ static void render_all(const struct tokenizer *tokenizer, const struct json_t *r
             check_prompt(tokenizer, &prompt);
         } else {
             require(code == ERR_ARGUMENT || code == ERR_UNSUPPORTED);
-            require(err.message[0] != '\0');
+            require(err.message[0] != '\0' && strchr(err.message, '\n') == NULL);
         }
         chat_prompt_fini(&prompt);
     }

@@ -374,6 +374,8 @@ static const struct refusal refusals[] = {
      "messages[0].tool_responses[0].response is missing, it must be there"},
     {"[{\"role\":\"assistant\",\"tool_responses\":[{\"name\":1,\"response\":1}]}]", NULL,
      ERR_ARGUMENT, "messages[0].tool_responses[0].name is an integer, not a string"},
+    {"[{\"role\":\"a\\nb\"}]", NULL, ERR_ARGUMENT,
+     "messages[0].role is 'a?b', not system, developer, user, assistant or tool"},
     {"[]", "[5]", ERR_ARGUMENT, "tools[0].function is missing, it must be an object"},
     {"[]", "[{\"function\":{}}]", ERR_ARGUMENT,
      "tools[0].function.name is missing, it must be a string"},

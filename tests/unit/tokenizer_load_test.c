@@ -173,6 +173,10 @@ static const struct document documents[] = {
     {.vocab = "\"a\":256,\"b\":256",
      .expected = "model.vocab: id 256 belongs to 'a' and to 'b'",
      .code = ERR_FORMAT},
+    /* Messages stay on one line. */
+    {.vocab = "\"a\\nb\":256,\"\\u007f\":256",
+     .expected = "model.vocab: id 256 belongs to 'a?b' and to '?'",
+     .code = ERR_FORMAT},
     {.vocab = "\"a\":256,\"a\":257",
      .added = "",
      .expected = "'a' has the ids 256 and 257",
