@@ -9,6 +9,8 @@
 #include "common/mem.h"
 #include "common/num.h"
 
+#define HUGE_FROM_BYTES (8U << 20)
+
 struct block {
     struct block *next;
     void *at; /* owned mapping */
@@ -123,6 +125,9 @@ void *device_cpu_alloc(struct device_cpu *device, size_t count, size_t elem_byte
     void *at = mmap(NULL, byte_count, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) {
         return NULL;
+    }
+    if (byte_count >= HUGE_FROM_BYTES) {
+        (void)madvise(at, byte_count, MADV_HUGEPAGE); /* a wish: pools are walked all over */
     }
     struct block *block = mem_zalloc(1, sizeof(*block));
     *block = (struct block){.next = device->blocks, .at = at, .byte_count = byte_count};

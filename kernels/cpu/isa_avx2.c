@@ -13,6 +13,17 @@
 #define MAX_ROWS       4
 #define MAX_COLS       8
 #define MAX_DIM_BLOCKS 4
+/* Keys whose values are walked through together: they stay in the first-level cache while every
+ * element of them is used, and memory is read in order. */
+#define KEY_GROUP 8
+
+/* Where a tile of accumulate lies. */
+struct tile {
+    uint32_t row;
+    uint32_t dim;
+    uint32_t key;
+    uint32_t key_end;
+};
 
 /* Even elements of 16 bf16. */
 TILE __m256 even_of(__m256i pairs)
@@ -50,6 +61,20 @@ AVX2 static void widen(const uint16_t *in, uint32_t elems, float *out)
     }
 }
 
+/* sums[r][c] += x[r] * weights[c], eight lanes each. */
+TILE void multiply_add(const float *x, uint64_t x_stride, uint32_t rows, uint32_t cols,
+                       const __m256 *weights, __m256 sums[MAX_ROWS][MAX_COLS])
+{
+#pragma GCC unroll 4
+    for (uint32_t r = 0; r < rows; r++) {
+        __m256 lanes = _mm256_loadu_ps(x + r * x_stride);
+#pragma GCC unroll 8
+        for (uint32_t c = 0; c < cols; c++) {
+            sums[r][c] = _mm256_fmadd_ps(lanes, weights[c], sums[r][c]);
+        }
+    }
+}
+
 /* rows and cols are constants at every call: the loops over them disappear. */
 TILE void dot_tile(const struct k_dot_args *args, uint32_t row, uint32_t col, uint32_t rows,
                    uint32_t cols)
@@ -66,18 +91,24 @@ TILE void dot_tile(const struct k_dot_args *args, uint32_t row, uint32_t col, ui
         }
     }
     for (uint32_t k = 0; k < whole; k += K_LANE_BLOCK) {
+        __m256 weights[MAX_COLS];
+        /* First all even elements, then all odd ones: an activation is used up as soon as it is
+         * loaded, so none of them takes a register away from the sums. */
 #pragma GCC unroll 8
         for (uint32_t c = 0; c < cols; c++) {
-            __m256i pairs = load_pairs(w + c * args->w_stride + k);
-            __m256 even = even_of(pairs);
-            __m256 odd = odd_of(pairs);
-#pragma GCC unroll 4
-            for (uint32_t r = 0; r < rows; r++) {
-                const float *at = x + r * args->x_stride + k;
-                sums[r][c] = _mm256_fmadd_ps(_mm256_loadu_ps(at), even, sums[r][c]);
-                sums[r][c] = _mm256_fmadd_ps(_mm256_loadu_ps(at + 8), odd, sums[r][c]);
+            const uint16_t *at = w + c * args->w_stride + k;
+            weights[c] = even_of(load_pairs(at));
+            /* Few rows wait for memory, not for arithmetic: fetch the next tile meanwhile. */
+            if (rows <= 2) {
+                _mm_prefetch(at + cols * args->w_stride, _MM_HINT_T0);
             }
         }
+        multiply_add(x + k, args->x_stride, rows, cols, weights, sums);
+#pragma GCC unroll 8
+        for (uint32_t c = 0; c < cols; c++) {
+            weights[c] = odd_of(load_pairs(w + c * args->w_stride + k));
+        }
+        multiply_add(x + k + 8, args->x_stride, rows, cols, weights, sums);
     }
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < rows; r++) {
@@ -92,7 +123,7 @@ TILE void dot_tile(const struct k_dot_args *args, uint32_t row, uint32_t col, ui
     }
 }
 
-/* All columns of up to four rows. */
+/* One row: eight sums in flight hide the latency. */
 AVX2 static void dot_one_row(const struct k_dot_args *args, uint32_t row)
 {
     uint32_t col = 0;
@@ -118,8 +149,8 @@ AVX2 static void dot_two_rows(const struct k_dot_args *args, uint32_t row)
 AVX2 static void dot_four_rows(const struct k_dot_args *args, uint32_t row)
 {
     uint32_t col = 0;
-    for (; col + 3 <= args->cols; col += 3) {
-        dot_tile(args, row, col, 4, 3);
+    for (; col + 2 <= args->cols; col += 2) {
+        dot_tile(args, row, col, 4, 2);
     }
     for (; col < args->cols; col++) {
         dot_tile(args, row, col, 4, 1);
@@ -140,12 +171,14 @@ AVX2 static void dot(const struct k_dot_args *args)
     }
 }
 
-TILE void accumulate_tile(const struct k_accumulate_args *args, uint32_t row, uint32_t dim,
+/* Adds keys [key, key_end) to `rows` rows and 16 * blocks elements; the sums wait in memory, so they
+ * are the same however keys are grouped. */
+TILE void accumulate_tile(const struct k_accumulate_args *args, const struct tile *tile,
                           uint32_t rows, uint32_t blocks)
 {
-    float *acc = args->acc + (uint64_t)row * args->dims + dim;
-    const float *p = args->p + row * args->p_stride;
-    const uint16_t *v = args->v + dim;
+    float *acc = args->acc + (uint64_t)tile->row * args->dims + tile->dim;
+    const float *p = args->p + tile->row * args->p_stride;
+    const uint16_t *v = args->v + tile->dim;
     __m256 even[MAX_ROWS][MAX_DIM_BLOCKS];
     __m256 odd[MAX_ROWS][MAX_DIM_BLOCKS];
 #pragma GCC unroll 4
@@ -157,10 +190,12 @@ TILE void accumulate_tile(const struct k_accumulate_args *args, uint32_t row, ui
             odd[r][b] = _mm256_loadu_ps(at + 8);
         }
     }
-    for (uint32_t j = 0; j < args->keys; j++) {
+    for (uint32_t j = tile->key; j < tile->key_end; j++) {
 #pragma GCC unroll 4
         for (uint32_t b = 0; b < blocks; b++) {
-            __m256i pairs = load_pairs(v + (uint64_t)j * args->dims + b * K_LANE_BLOCK);
+            const uint16_t *at = v + (uint64_t)j * args->dims + b * K_LANE_BLOCK;
+            __m256i pairs = load_pairs(at);
+            _mm_prefetch(at + (uint64_t)KEY_GROUP * args->dims, _MM_HINT_T0);
             __m256 v_even = even_of(pairs);
             __m256 v_odd = odd_of(pairs);
 #pragma GCC unroll 4
@@ -182,27 +217,49 @@ TILE void accumulate_tile(const struct k_accumulate_args *args, uint32_t row, ui
     }
 }
 
-AVX2 static void accumulate_one_row(const struct k_accumulate_args *args, uint32_t row)
+/* All elements of the tile's keys for its row and the rows - 1 after it. */
+AVX2 static void accumulate_one_row(const struct k_accumulate_args *args, struct tile tile)
 {
-    uint32_t dim = 0;
-    for (; dim + 4 * K_LANE_BLOCK <= args->dims; dim += 4 * K_LANE_BLOCK) {
-        accumulate_tile(args, row, dim, 1, 4);
+    for (; tile.dim + 4 * K_LANE_BLOCK <= args->dims; tile.dim += 4 * K_LANE_BLOCK) {
+        accumulate_tile(args, &tile, 1, 4);
     }
-    for (; dim < args->dims; dim += K_LANE_BLOCK) {
-        accumulate_tile(args, row, dim, 1, 1);
+    for (; tile.dim < args->dims; tile.dim += K_LANE_BLOCK) {
+        accumulate_tile(args, &tile, 1, 1);
+    }
+}
+
+AVX2 static void accumulate_two_rows(const struct k_accumulate_args *args, struct tile tile)
+{
+    for (; tile.dim + 2 * K_LANE_BLOCK <= args->dims; tile.dim += 2 * K_LANE_BLOCK) {
+        accumulate_tile(args, &tile, 2, 2);
+    }
+    for (; tile.dim < args->dims; tile.dim += K_LANE_BLOCK) {
+        accumulate_tile(args, &tile, 2, 1);
+    }
+}
+
+AVX2 static void accumulate_four_rows(const struct k_accumulate_args *args, struct tile tile)
+{
+    for (; tile.dim < args->dims; tile.dim += K_LANE_BLOCK) {
+        accumulate_tile(args, &tile, 4, 1);
     }
 }
 
 AVX2 static void accumulate(const struct k_accumulate_args *args)
 {
-    uint32_t row = 0;
-    for (; row + 4 <= args->rows; row += 4) {
-        for (uint32_t dim = 0; dim < args->dims; dim += K_LANE_BLOCK) {
-            accumulate_tile(args, row, dim, 4, 1);
+    struct tile tile = {0};
+    for (; tile.key < args->keys; tile.key = tile.key_end) {
+        uint32_t left = args->keys - tile.key;
+        tile.key_end = tile.key + (left < KEY_GROUP ? left : KEY_GROUP);
+        for (tile.row = 0; tile.row + 4 <= args->rows; tile.row += 4) {
+            accumulate_four_rows(args, tile);
         }
-    }
-    for (; row < args->rows; row++) {
-        accumulate_one_row(args, row);
+        for (; tile.row + 2 <= args->rows; tile.row += 2) {
+            accumulate_two_rows(args, tile);
+        }
+        if (tile.row < args->rows) {
+            accumulate_one_row(args, tile);
+        }
     }
 }
 
