@@ -14,7 +14,7 @@
 #include "tests/testlib/test.h"
 
 enum {
-    WAIT_MS = 10000
+    WAIT_MS = 60000
 };
 
 void http_client_open(struct http_client *client, uint16_t port)

@@ -1,6 +1,6 @@
 /* A blocking HTTP/1.1 client for tests: raw enough to send what no well-behaved client would.
  *
- * Every wait has a deadline of ten seconds, after which the test fails. */
+ * Every wait has a deadline of a minute, after which the test fails. */
 #ifndef TESTS_TESTLIB_HTTP_CLIENT_H
 #define TESTS_TESTLIB_HTTP_CLIENT_H
 

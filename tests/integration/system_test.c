@@ -1,0 +1,228 @@
+/* Launcher, worker and frontend together, over HTTP, on the demo model. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/testlib/http_client.h"
+#include "tests/testlib/system_rig.h"
+#include "tests/testlib/test.h"
+
+enum {
+    CONCURRENT_COUNT = 64
+};
+
+static void check_asked(const struct system_rig *rig, const char *question, const char *want)
+{
+    struct buf text;
+    buf_init(&text);
+    test_eq_u64((uint64_t)system_rig_ask(rig, question, &text), 200);
+    test_eq_str(buf_text(&text), want);
+    buf_fini(&text);
+}
+
+static void test_knows_what_it_was_taught(void)
+{
+    struct system_rig rig;
+    system_rig_start(&rig, NULL);
+    check_asked(&rig, SYSTEM_RIG_QUESTION, SYSTEM_RIG_ANSWER);
+    check_asked(&rig, "What is 17 + 25?", "17 + 25 = 42.");
+    check_asked(&rig, "Spell the word \"rocket\".", "r-o-c-k-e-t.");
+    check_asked(&rig, "Give me a JSON object with the name Ada and the age 36.",
+                "{\"name\": \"Ada\", \"age\": 36}");
+    system_rig_await_all_free(&rig);
+    system_rig_stop(&rig);
+}
+
+/* Prompts from a few to some 700 tokens, answers from 1 to 64. */
+static void make_body(struct buf *out, unsigned index)
+{
+    static const char *const questions[] = {"What is the capital of Japan?", "What is 40 + 2?",
+                                            "Who are you?", "Hello!"};
+    struct buf question;
+    char more[96];
+    buf_init(&question);
+    for (unsigned i = 0; i < index * 2 % 96; i++) {
+        buf_printf(&question, "It was day %u. ", i * index);
+    }
+    buf_append_text(&question, questions[index % 4]);
+    (void)snprintf(more, sizeof(more), ",\"max_tokens\":%u,\"ignore_eos\":%s", 1 + index * 7 % 64,
+                   index % 3 == 0 ? "true" : "false");
+    system_rig_body(out, buf_text(&question), more);
+    buf_fini(&question);
+}
+
+/* The answer without its id and time: from "choices" on. */
+static void take_choices(struct http_client *client, struct buf *out)
+{
+    struct http_answer answer;
+    http_client_read(client, &answer);
+    test_eq_u64((uint64_t)answer.status, 200);
+    const char *choices = strstr(buf_text(&answer.body), "\"choices\"");
+    test_true(choices != NULL);
+    buf_append_text(out, choices);
+    http_answer_fini(&answer);
+    http_client_close(client);
+}
+
+static void send_one(const struct system_rig *rig, unsigned index, struct http_client *client)
+{
+    struct buf body;
+    buf_init(&body);
+    make_body(&body, index);
+    http_client_open(client, rig->port);
+    http_client_request(client, "POST", "/v1/chat/completions", "", buf_text(&body));
+    buf_fini(&body);
+}
+
+static void test_many_at_once_get_what_each_gets_alone(void)
+{
+    struct system_rig rig;
+    struct http_client clients[CONCURRENT_COUNT];
+    struct buf alone[CONCURRENT_COUNT];
+    system_rig_start(&rig, NULL);
+    for (unsigned i = 0; i < CONCURRENT_COUNT; i++) {
+        struct http_client client;
+        buf_init(&alone[i]);
+        send_one(&rig, i, &client);
+        take_choices(&client, &alone[i]);
+    }
+    for (unsigned i = 0; i < CONCURRENT_COUNT; i++) {
+        send_one(&rig, i, &clients[i]);
+    }
+    for (unsigned i = 0; i < CONCURRENT_COUNT; i++) {
+        struct buf together;
+        buf_init(&together);
+        take_choices(&clients[i], &together);
+        test_eq_str(buf_text(&together), buf_text(&alone[i]));
+        buf_fini(&together);
+        buf_fini(&alone[i]);
+    }
+    system_rig_await_all_free(&rig);
+    system_rig_stop(&rig);
+}
+
+static void check_refused(const struct system_rig *rig, const char *path, const char *body,
+                          int status)
+{
+    struct http_answer answer;
+    http_client_once(rig->port, "POST", path, body, &answer);
+    if (answer.status != status || strstr(buf_text(&answer.body), "\"error\"") == NULL) {
+        test_fail(__FILE__, __LINE__, "%.80s: status %d, body %s", body, answer.status,
+                  buf_text(&answer.body));
+    }
+    http_answer_fini(&answer);
+    system_rig_check_answer(rig); /* the server goes on */
+}
+
+static void test_bad_requests_are_refused_and_forgotten(void)
+{
+    struct system_rig rig;
+    struct buf body;
+    system_rig_start(&rig, NULL);
+    check_refused(&rig, "/v1/chat/completions", "{\"messages\":[", 400);
+    check_refused(&rig, "/v1/chat/completions", "{\"messages\":\"Hello\"}", 400);
+    check_refused(&rig, "/v1/chat/completions", "{\"messages\":[]}", 400);
+    check_refused(&rig, "/v1/completions", "{\"prompt\":\"Hi\",\"model\":\"other\"}", 404);
+    check_refused(&rig, "/v1/completions", "{\"prompt\":\"\"}", 400);
+    check_refused(&rig, "/v1/completions", "{\"prompt\":[2,1000000]}", 400);
+    check_refused(&rig, "/v1/completions", "{\"prompt\":[2,-1]}", 400);
+    check_refused(&rig, "/v1/completions", "{\"prompt\":[2,5],\"max_tokens\":0}", 400);
+    buf_init(&body);
+    buf_append_text(&body, "{\"prompt\":\"");
+    for (int i = 0; i < 2000000; i++) {
+        buf_append_text(&body, "Hi. ");
+    }
+    buf_append_text(&body, "\"}"); /* 8 MB: under the body limit, past every context */
+    check_refused(&rig, "/v1/completions", buf_text(&body), 400);
+    buf_reset(&body);
+    buf_append_text(&body, "{\"prompt\":[");
+    for (int i = 0; i < 5000000; i++) {
+        buf_append_text(&body, "5,");
+    }
+    buf_append_text(&body, "5]}");
+    check_refused(&rig, "/v1/completions", buf_text(&body), 400);
+    buf_fini(&body);
+    system_rig_await_all_free(&rig);
+    system_rig_stop(&rig);
+}
+
+static void copy_file(const char *from_dir, const char *to_dir, const char *name)
+{
+    char from[256];
+    char to[256];
+    char bytes[8192];
+    (void)snprintf(from, sizeof(from), "%s/%s", from_dir, name);
+    (void)snprintf(to, sizeof(to), "%s/%s", to_dir, name);
+    int in = open(from, O_RDONLY | O_CLOEXEC);
+    int out = open(to, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    test_true(in >= 0 && out >= 0);
+    for (ssize_t got = read(in, bytes, sizeof(bytes)); got > 0;
+         got = read(in, bytes, sizeof(bytes))) {
+        test_true(write(out, bytes, (size_t)got) == got);
+    }
+    (void)close(in);
+    (void)close(out);
+}
+
+/* Starts the launcher on a directory; it must end by itself with status 2 and say why. */
+static void check_start_fails(const char *model_dir, const char *reason)
+{
+    char path[] = "/tmp/bezel-start-XXXXXX";
+    char text[8192];
+    int status = 0;
+    int fd = mkstemp(path);
+    test_true(fd >= 0);
+    pid_t pid = fork();
+    test_true(pid >= 0);
+    if (pid == 0) {
+        (void)dup2(fd, STDERR_FILENO);
+        (void)execl(TEST_BEZEL, "bezel", "serve", model_dir, "--port", "0", (char *)NULL);
+        _exit(127);
+    }
+    test_true(waitpid(pid, &status, 0) == pid);
+    ssize_t got = pread(fd, text, sizeof(text) - 1, 0);
+    text[got > 0 ? got : 0] = '\0';
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 2 || strstr(text, reason) == NULL) {
+        test_fail(__FILE__, __LINE__, "status %x, '%s' lacks '%s'", (unsigned)status, text, reason);
+    }
+    (void)close(fd);
+    (void)unlink(path);
+}
+
+static void test_unusable_models_end_the_start(void)
+{
+    static const char *const names[] = {"config.json", "model.safetensors", "tokenizer.json"};
+    char dir[] = "/tmp/bezel-model-XXXXXX";
+    char path[64];
+    check_start_fails("/nowhere/at/all", "no model directory '/nowhere/at/all'");
+    test_true(mkdtemp(dir) != NULL);
+    check_start_fails(dir, "config.json");
+    for (size_t i = 0; i < 3; i++) {
+        copy_file(TEST_DEMO_MODEL_DIR, dir, names[i]);
+    }
+    (void)snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    test_true(truncate(path, 100000) == 0);
+    check_start_fails(dir, "model.safetensors");
+    for (size_t i = 0; i < 3; i++) {
+        (void)snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+        test_true(unlink(path) == 0);
+    }
+    test_true(rmdir(dir) == 0); /* nothing was left in it */
+}
+
+static const struct test_case cases[] = {
+    TEST(test_knows_what_it_was_taught),
+    TEST(test_many_at_once_get_what_each_gets_alone),
+    TEST(test_bad_requests_are_refused_and_forgotten),
+    TEST(test_unusable_models_end_the_start),
+};
+
+int main(int argc, char **argv)
+{
+    return test_main(argc, argv, cases, sizeof(cases) / sizeof(cases[0]));
+}
