@@ -76,7 +76,7 @@ static void attend_query(struct straight *s, const struct model_layer *layer, ui
     uint32_t kv_head = head / (s->config->heads / layer->kv_heads);
     const float *q = s->q + ((uint64_t)query * s->config->heads + head) * head_dim;
     float *out = s->attended + ((uint64_t)query * s->config->heads + head) * head_dim;
-    double max = -INFINITY;
+    double max = -HUGE_VAL;
     double sum = 0.0;
     uint32_t window = layer->window_tokens;
     uint32_t first = window != 0 && query + 1 > window ? query + 1 - window : 0;
