@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 
 enum {
     MAX_PATH_BYTES = 4096,
+    SHARD_PATH_BYTES = MAX_PATH_BYTES + NAME_MAX + 2,
     LENGTH_BYTES = 8, /* of the header's length, before it */
     MAX_INDEX_BYTES = 64 << 20,
     MAX_READ_BYTES = 1 << 30 /* of one pread, which Linux cuts at 2 GiB */
@@ -155,7 +157,8 @@ enum err_code st_open_file(const char *path, struct st_set **out_set, struct err
 /* A plain file name beside the index: nothing that could leave the folder. */
 static bool is_plain_name(const char *name)
 {
-    return name[0] != '\0' && name[0] != '.' && strchr(name, '/') == NULL;
+    return name[0] != '\0' && name[0] != '.' && strchr(name, '/') == NULL &&
+           strlen(name) <= NAME_MAX;
 }
 
 static struct shard *find_shard(struct st_set *set, const char *path)
@@ -175,7 +178,7 @@ static enum err_code list_shards(struct st_set *set, const char *model_dir,
     struct json_iter iter;
     json_iter_start(&iter, weight_map);
     while (json_iter_next(&iter)) {
-        char path[MAX_PATH_BYTES];
+        char path[SHARD_PATH_BYTES];
         const char *name =
             json_kind(iter.value) == JSON_KIND_TEXT ? json_text(iter.value, NULL) : "";
         if (!is_plain_name(name)) {
@@ -184,10 +187,7 @@ static enum err_code list_shards(struct st_set *set, const char *model_dir,
                            "index",
                            iter.key, name);
         }
-        if (snprintf(path, sizeof(path), "%s/%s", model_dir, name) >= (int)sizeof(path)) {
-            return err_set(err, ERR_LIMIT, "the path of shard '%.80s' is longer than %d bytes",
-                           name, MAX_PATH_BYTES);
-        }
+        (void)snprintf(path, sizeof(path), "%s/%s", model_dir, name); /* fits */
         if (find_shard(set, path) != NULL) {
             continue;
         }
@@ -242,9 +242,9 @@ static enum err_code collect_tensors(struct st_set *set, const char *model_dir,
     set->tensors = mem_zalloc(json_count(weight_map) + 1, sizeof(set->tensors[0]));
     json_iter_start(&iter, weight_map);
     while (json_iter_next(&iter)) {
-        char path[MAX_PATH_BYTES];
+        char path[SHARD_PATH_BYTES];
         const char *name = json_text(iter.value, NULL);
-        (void)snprintf(path, sizeof(path), "%s/%s", model_dir, name); /* fitted before */
+        (void)snprintf(path, sizeof(path), "%s/%s", model_dir, name); /* fits */
         struct shard *shard = find_shard(set, path);
         struct st_tensor *found = find_in(shard->header.tensors, shard->header.count, iter.key);
         if (found == NULL) {

@@ -268,6 +268,8 @@ static void test_sharded(void)
     st_dir_remove(folder.dir);
 }
 
+#define TEXT_64 "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
 static void test_bad_indexes(void)
 {
     static const struct {
@@ -282,6 +284,9 @@ static void test_bad_indexes(void)
          "weight_map.a is '../one.safetensors', must be the name of a file beside the index"},
         {"{\"weight_map\": {\"a\": \"/one.safetensors\"}}",
          "weight_map.a is '/one.safetensors', must be the name of a file beside the index"},
+        {"{\"weight_map\": {\"a\": \"" TEXT_64 TEXT_64 TEXT_64 TEXT_64 "\"}}",
+         "weight_map.a is '" TEXT_64 "0123456789abcdef', must be the name of a file beside the "
+         "index"},
         {"{\"weight_map\": {\"a\": \"..\"}}",
          "weight_map.a is '..', must be the name of a file beside the index"},
         {"{\"weight_map\": {\"a\": \"one.safetensors\", \"x\": \"gone\", \"y\": \"lost\"}}",
