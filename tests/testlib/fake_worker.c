@@ -363,6 +363,12 @@ static void publish_records(struct fake_worker *worker, uint64_t now_ns)
     bool has_pushed = false;
     while (ring_producer_room(&worker->producer, 1) > 0 &&
            model_try_pop(worker->model, now_ns, &record)) {
+        uint64_t seed = 0;
+        if (record.kind == RESULT_TOKEN && worker->options.on_token != NULL &&
+            model_find_seed(worker->model, record.seq_id, &seed)) {
+            worker->options.on_token(worker->options.owner, seed, record.as.token.position,
+                                     clock_now_ns());
+        }
         has_pushed |= ring_producer_try_push(&worker->producer, &record);
     }
     if (has_pushed) {

@@ -18,6 +18,9 @@ struct fake_options {
     uint64_t load_ns;         /* answers LOADING for so long after the start */
     uint64_t table_hash_flip; /* xor on our table hash: another version */
     uint32_t busy_attaches;   /* so many ATTACH are answered ERR_BUSY first */
+    /* A token is about to become visible; may be null.  Executor thread, must not call back. */
+    void (*on_token)(void *owner, uint64_t seed, uint32_t position, uint64_t now_ns);
+    void *owner;
     bool exits_when_dead; /* MODEL_FAULT_DIE ends the process by _exit; else the sockets close */
 };
 

@@ -411,6 +411,15 @@ uint64_t model_next_ns(const struct model_worker *model)
     return next_ns;
 }
 
+bool model_find_seed(const struct model_worker *model, uint64_t seq_id, uint64_t *out_seed)
+{
+    const struct model_seq *seq = model_find(model, seq_id);
+    if (seq != NULL) {
+        *out_seed = seq->admit.seed;
+    }
+    return seq != NULL;
+}
+
 bool model_is_dead(const struct model_worker *model)
 {
     return model->is_dead;

@@ -91,6 +91,9 @@ bool model_is_dead(const struct model_worker *model);
 const char *model_violation(const struct model_worker *model);
 void model_get_stats(const struct model_worker *model, struct model_stats *out_stats);
 
+/* The seed of a sequence that is there. */
+bool model_find_seed(const struct model_worker *model, uint64_t seq_id, uint64_t *out_seed);
+
 /* The token that a sequence with this seed samples at a position. */
 uint32_t model_token(const struct model_options *options, uint64_t seed, uint32_t position);
 
