@@ -16,7 +16,7 @@
 #include "frontend/prepare.h"
 
 enum {
-    COPY_SLICE_BYTES = 512 << 10, /* some 100 us of the loop thread */
+    COPY_SLICE_BYTES = 256 << 10, /* some 50 us of the loop thread */
     LARGE_BODY_BYTES = 128 << 10, /* tokenizing takes tens of milliseconds from here */
 };
 

@@ -1,6 +1,7 @@
 /* bezel-frontend: constructs its parts in order, runs the loop, and takes them down in reverse. */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,8 @@
 #include "frontend/work.h"
 
 enum {
-    LISTEN_FDS_START = 3 /* of the socket activation protocol */
+    LISTEN_FDS_START = 3, /* of the socket activation protocol */
+    HEAP_KEPT_BYTES = 256 << 20,
 };
 
 /* Everything main owns, in the order of construction. */
@@ -190,6 +192,14 @@ static enum err_code block_signals(int *out_fd, struct err *err)
     return *out_fd < 0 ? err_errno(err, errno, "creating a signal descriptor") : ERR_OK;
 }
 
+/* Large buffers come from the heap and go back to it: mapping and unmapping them would stop every
+ * thread that touches new memory meanwhile, the loop above all. */
+static void keep_memory_mapped(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, HEAP_KEPT_BYTES); /* refusal costs latency only */
+    (void)mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES);
+}
+
 /* As many descriptors as allowed: each connection takes one. */
 static void raise_descriptor_limit(void)
 {
@@ -224,6 +234,7 @@ static enum err_code construct(struct process *process, char **environment, stru
         (ssize_t)sizeof(app->random_state)) {
         return err_errno(err, errno, "reading random bytes");
     }
+    keep_memory_mapped();
     raise_descriptor_limit();
     enum err_code code = block_signals(&signal_fd, err);
     if (!code) {

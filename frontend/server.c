@@ -31,7 +31,8 @@ enum {
     DRAIN_GRACE_MS = 100,   /* for a request that crosses with the end on a kept connection */
     DRAIN_CANCEL_MS = 2000, /* for the last answers after the timeout */
     CLOSE_TURNS = 64,       /* of the loop, for connections to close at the end */
-    KEEPALIVE_IDLE_S = 60,  /* probes find peers that vanished without a word */
+    RECEIVE_BUFFER_BYTES = 128 << 10, /* the kernel doubles it for its own bookkeeping */
+    KEEPALIVE_IDLE_S = 60,            /* probes find peers that vanished without a word */
     KEEPALIVE_INTERVAL_S = 15,
     KEEPALIVE_PROBES = 4,
     BODY_SLACK_BYTES = 4 << 20, /* read beyond the limit, so that HTTP/2 clients get a 413, too */
@@ -261,14 +262,16 @@ static bool is_listening(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &flag, &flag_bytes) == 0 && flag;
 }
 
-/* Accepted sockets inherit these. */
-static void set_keepalive(int fd)
+/* Accepted sockets inherit these.  h2o reads until a socket is drained: a bounded receive buffer
+ * bounds what one upload takes of the loop at a time. */
+static void set_socket_options(int fd)
 {
     static const struct {
         int level;
         int name;
         int value;
     } rows[] = {
+        {SOL_SOCKET, SO_RCVBUF, RECEIVE_BUFFER_BYTES},
         {SOL_SOCKET, SO_KEEPALIVE, 1},
         {IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S},
         {IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S},
@@ -321,7 +324,7 @@ enum err_code server_create(struct app *app, int listen_fd, struct server **out_
     h2o_context_init(&server->context, loop_h2o(app->loop), &server->config);
     server->accept.ctx = &server->context;
     server->accept.hosts = server->config.hosts;
-    set_keepalive(listen_fd);
+    set_socket_options(listen_fd);
     server->listener =
         h2o_evloop_socket_create(loop_h2o(app->loop), listen_fd, H2O_SOCKET_FLAG_DONT_READ);
     server->listener->data = server;

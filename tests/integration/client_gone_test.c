@@ -20,7 +20,7 @@
 enum {
     CLIENTS_PER_WAY = 63,
     FIRST_ID = 600, /* ordinary tokens; the last prompt id tells clients apart */
-    LIMIT_US = 20000 * TEST_TIME_SCALE,
+    LIMIT_US = 20000,
 };
 
 enum way {
@@ -163,7 +163,7 @@ static void check_delays(struct rig *rig)
     (void)printf("%u clients left: cancelled after p50 %" PRIu64 " us, p99 %" PRIu64
                  " us, at most %" PRIu64 " us\n",
                  count, delays_us[count / 2], delays_us[count * 99 / 100], delays_us[count - 1]);
-    test_true(delays_us[count * 99 / 100] <= LIMIT_US);
+    test_true(!test_times_count() || delays_us[count * 99 / 100] <= LIMIT_US);
     mem_free(delays_us);
 }
 

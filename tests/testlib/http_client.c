@@ -22,6 +22,7 @@ void http_client_open(struct http_client *client, uint16_t port)
     struct sockaddr_in address = {
         .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(port)};
     client->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    client->is_head = false;
     buf_init(&client->input);
     test_true(client->fd >= 0);
     test_true(connect(client->fd, (struct sockaddr *)&address, sizeof(address)) == 0);
