@@ -108,7 +108,8 @@ static enum err_code read_number(const struct field_row *row, const struct json_
         return api_request_wrong_kind(value, row->field.name,
                                       wants_whole ? "an integer" : "a number", error);
     }
-    double number = wants_whole ? (double)whole(value) : json_number(value);
+    /* Judged as it will be kept: 1e-50 is no probability mass as a float. */
+    double number = wants_whole ? (double)whole(value) : (double)(float)json_number(value);
     if (number < row->field.min_value || number > row->field.max_value ||
         (row->field.is_min_open && number <= row->field.min_value)) {
         return out_of_range(row, value, error);

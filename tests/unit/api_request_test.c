@@ -73,6 +73,7 @@ static const struct {
      "json_object"},
     {API_ROUTE_CHAT, ERR_ARGUMENT, "{\"messages\":[{}],\"response_format\":7}", "response_format",
      "object"},
+    {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":\"a\",\"top_p\":1e-50}", "top_p", "over 0"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{}", "prompt", "required"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":7}", "prompt", "string"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":[1,\"a\"]}", "prompt", "integers"},
