@@ -24,7 +24,7 @@ enum {
 
 static uint64_t deadline_ns(void)
 {
-    return clock_now_ns() + PATIENCE_MS * CLOCK_NS_PER_MS * TEST_TIME_SCALE;
+    return clock_now_ns() + PATIENCE_MS * CLOCK_NS_PER_MS * (test_times_count() ? 1 : 20);
 }
 
 /* Between two looks at something that has no descriptor to wait on. */
