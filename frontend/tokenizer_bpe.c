@@ -15,29 +15,38 @@
 enum {
     SHORT_MAX_SYMBOLS = 48,
     HEAP_ARITY = 4,
+    CHUNK_POSITIONS = 15,
+    PREFETCH_DISTANCE = 6,
 };
 
 #define END UINT32_MAX
+
+struct symbol {
+    uint32_t id;
+    uint32_t prev;
+    uint32_t next;
+    uint32_t rank; /* of the pair that begins here; TOK_NONE: none */
+};
+
+/* One cache line of a lane's positions, in ascending order. */
+struct chunk {
+    uint32_t next; /* END: the last */
+    uint32_t positions[CHUNK_POSITIONS];
+};
 
 struct lane {
     uint32_t rank;
     uint32_t front; /* position in the heap on behalf of this lane */
     uint32_t last;
-    uint32_t head; /* of the list behind front; END: none */
+    uint32_t head; /* chunk with what is behind front; END: nothing */
     uint32_t tail;
+    uint32_t head_used; /* positions taken from the head chunk */
+    uint32_t tail_count;
     bool is_live;
 };
 
-struct lane_node {
-    uint32_t position;
-    uint32_t next;
-};
-
 struct tok_bpe_long {
-    uint32_t *ids; /* [symbol_cap], as the next three */
-    uint32_t *prev;
-    uint32_t *next;
-    uint32_t *ranks; /* of the pair that begins here; TOK_NONE: none */
+    struct symbol *symbols; /* [symbol_cap] */
     size_t symbol_cap;
     uint64_t *heap; /* rank << 32 | position */
     size_t heap_count;
@@ -46,10 +55,10 @@ struct tok_bpe_long {
     struct lane *lanes;
     size_t lane_count;
     size_t lane_cap;
-    struct lane_node *nodes;
-    size_t node_count;
-    size_t node_cap;
-    uint32_t free_node;
+    struct chunk *chunks;
+    size_t chunk_count;
+    size_t chunk_cap;
+    uint32_t free_chunk;
 };
 
 void tok_bpe_init(struct tok_bpe *bpe, const struct tokenizer *tokenizer)
@@ -61,14 +70,11 @@ void tok_bpe_fini(struct tok_bpe *bpe)
 {
     struct tok_bpe_long *work = bpe->work;
     if (work != NULL) {
-        mem_free(work->ids);
-        mem_free(work->prev);
-        mem_free(work->next);
-        mem_free(work->ranks);
+        mem_free(work->symbols);
         mem_free(work->heap);
         mem_free(work->lane_of_rank);
         mem_free(work->lanes);
-        mem_free(work->nodes);
+        mem_free(work->chunks);
         mem_free(work);
     }
     mem_free(bpe->symbols);
@@ -173,20 +179,59 @@ static void heap_push(struct tok_bpe_long *work, uint64_t key)
     work->heap[at] = key;
 }
 
-static uint32_t node_take(struct tok_bpe_long *work, uint32_t position)
+static uint32_t chunk_take(struct tok_bpe_long *work)
 {
-    uint32_t index = work->free_node;
+    uint32_t index = work->free_chunk;
     if (index != END) {
-        work->free_node = work->nodes[index].next;
+        work->free_chunk = work->chunks[index].next;
     } else {
-        if (work->node_count == work->node_cap) {
-            work->node_cap = grown(work->node_cap, work->node_count + 1);
-            work->nodes = mem_realloc(work->nodes, work->node_cap, sizeof(*work->nodes));
+        if (work->chunk_count == work->chunk_cap) {
+            work->chunk_cap = grown(work->chunk_cap, work->chunk_count + 1);
+            work->chunks = mem_realloc(work->chunks, work->chunk_cap, sizeof(*work->chunks));
         }
-        index = (uint32_t)work->node_count++;
+        index = (uint32_t)work->chunk_count++;
     }
-    work->nodes[index] = (struct lane_node){.position = position, .next = END};
+    work->chunks[index].next = END;
     return index;
+}
+
+static void lane_append(struct tok_bpe_long *work, struct lane *lane, uint32_t position)
+{
+    if (lane->head == END || lane->tail_count == CHUNK_POSITIONS) {
+        uint32_t index = chunk_take(work);
+        if (lane->head == END) {
+            lane->head = index;
+            lane->head_used = 0;
+        } else {
+            work->chunks[lane->tail].next = index;
+        }
+        lane->tail = index;
+        lane->tail_count = 0;
+    }
+    work->chunks[lane->tail].positions[lane->tail_count++] = position;
+    lane->last = position;
+}
+
+/* Takes the next position behind the front; END where there is none. */
+static uint32_t lane_take(struct tok_bpe_long *work, struct lane *lane)
+{
+    if (lane->head == END) {
+        return END;
+    }
+    struct chunk *chunk = &work->chunks[lane->head];
+    uint32_t count = lane->head == lane->tail ? lane->tail_count : CHUNK_POSITIONS;
+    uint32_t position = chunk->positions[lane->head_used++];
+    if (lane->head_used + PREFETCH_DISTANCE < count) {
+        __builtin_prefetch(&work->symbols[chunk->positions[lane->head_used + PREFETCH_DISTANCE]]);
+    }
+    if (lane->head_used == count) {
+        uint32_t index = lane->head;
+        lane->head = chunk->next;
+        lane->head_used = 0;
+        chunk->next = work->free_chunk;
+        work->free_chunk = index;
+    }
+    return position;
 }
 
 static struct lane *lane_for(struct tok_bpe_long *work, uint32_t rank)
@@ -206,17 +251,10 @@ static struct lane *lane_for(struct tok_bpe_long *work, uint32_t rank)
 
 static void queue_push(struct tok_bpe_long *work, uint32_t position)
 {
-    uint32_t rank = work->ranks[position];
+    uint32_t rank = work->symbols[position].rank;
     struct lane *lane = lane_for(work, rank);
     if (lane->is_live && position > lane->last) {
-        uint32_t node = node_take(work, position);
-        if (lane->head == END) {
-            lane->head = node;
-        } else {
-            work->nodes[lane->tail].next = node;
-        }
-        lane->tail = node;
-        lane->last = position;
+        lane_append(work, lane, position);
         return;
     }
     if (!lane->is_live) {
@@ -237,20 +275,17 @@ static uint64_t queue_pop(struct tok_bpe_long *work)
         heap_pop(work);
         return key;
     }
-    while (lane->head != END) {
-        uint32_t node = lane->head;
-        uint32_t position = work->nodes[node].position;
-        lane->head = work->nodes[node].next;
-        work->nodes[node].next = work->free_node;
-        work->free_node = node;
-        if (work->ranks[position] == rank) {
-            lane->front = position;
-            heap_sift_down(work, ((uint64_t)rank << 32) | position);
-            return key;
-        }
+    uint32_t position = lane_take(work, lane);
+    while (position != END && work->symbols[position].rank != rank) {
+        position = lane_take(work, lane);
     }
-    lane->is_live = false;
-    heap_pop(work);
+    if (position == END) {
+        lane->is_live = false;
+        heap_pop(work);
+    } else {
+        lane->front = position;
+        heap_sift_down(work, ((uint64_t)rank << 32) | position);
+    }
     return key;
 }
 
@@ -264,41 +299,39 @@ static void long_reserve(struct tok_bpe *bpe)
     struct tok_bpe_long *work = bpe->work;
     if (work->symbol_cap < bpe->symbol_count) {
         work->symbol_cap = bpe->symbol_cap;
-        work->ids = mem_realloc(work->ids, work->symbol_cap, sizeof(*work->ids));
-        work->prev = mem_realloc(work->prev, work->symbol_cap, sizeof(*work->prev));
-        work->next = mem_realloc(work->next, work->symbol_cap, sizeof(*work->next));
-        work->ranks = mem_realloc(work->ranks, work->symbol_cap, sizeof(*work->ranks));
+        work->symbols = mem_realloc(work->symbols, work->symbol_cap, sizeof(*work->symbols));
     }
-    work->node_count = 0;
-    work->free_node = END;
+    work->chunk_count = 0;
+    work->free_chunk = END;
 }
 
 /* Sets the rank of the pair that begins at position and queues it. */
 static void pair_update(struct tok_bpe *bpe, uint32_t position)
 {
-    struct tok_bpe_long *work = bpe->work;
-    uint32_t right = work->next[position];
-    work->ranks[position] =
-        right == END ? TOK_NONE
-                     : tok_merge_find(bpe->tokenizer, work->ids[position], work->ids[right])->rank;
-    if (work->ranks[position] != TOK_NONE) {
-        queue_push(work, position);
+    struct symbol *symbols = bpe->work->symbols;
+    uint32_t right = symbols[position].next;
+    symbols[position].rank =
+        right == END
+            ? TOK_NONE
+            : tok_merge_find(bpe->tokenizer, symbols[position].id, symbols[right].id)->rank;
+    if (symbols[position].rank != TOK_NONE) {
+        queue_push(bpe->work, position);
     }
 }
 
 static void merge_at(struct tok_bpe *bpe, uint32_t position)
 {
-    struct tok_bpe_long *work = bpe->work;
-    uint32_t right = work->next[position];
-    uint32_t after = work->next[right];
-    work->ids[position] = bpe->tokenizer->merge_result[work->ranks[position]];
-    work->ranks[right] = TOK_NONE;
-    work->next[position] = after;
+    struct symbol *symbols = bpe->work->symbols;
+    uint32_t right = symbols[position].next;
+    uint32_t after = symbols[right].next;
+    symbols[position].id = bpe->tokenizer->merge_result[symbols[position].rank];
+    symbols[right].rank = TOK_NONE;
+    symbols[position].next = after;
     if (after != END) {
-        work->prev[after] = position;
+        symbols[after].prev = position;
     }
-    if (work->prev[position] != END) {
-        pair_update(bpe, work->prev[position]);
+    if (symbols[position].prev != END) {
+        pair_update(bpe, symbols[position].prev);
     }
     pair_update(bpe, position);
 }
@@ -309,17 +342,17 @@ static void merge_long(struct tok_bpe *bpe)
     long_reserve(bpe);
     struct tok_bpe_long *work = bpe->work;
     uint32_t count = (uint32_t)bpe->symbol_count;
-    memcpy(work->ids, bpe->symbols, count * sizeof(*work->ids));
     for (uint32_t i = 0; i < count; i++) {
-        work->prev[i] = i == 0 ? END : i - 1;
-        work->next[i] = i + 1 == count ? END : i + 1;
+        work->symbols[i] = (struct symbol){.id = bpe->symbols[i],
+                                           .prev = i == 0 ? END : i - 1,
+                                           .next = i + 1 == count ? END : i + 1};
     }
     for (uint32_t i = 0; i < count; i++) {
         pair_update(bpe, i);
     }
     while (work->heap_count > 0) {
         uint64_t key = queue_pop(work);
-        if (work->ranks[(uint32_t)key] == (uint32_t)(key >> 32)) {
+        if (work->symbols[(uint32_t)key].rank == (uint32_t)(key >> 32)) {
             merge_at(bpe, (uint32_t)key);
         }
     }
@@ -328,8 +361,8 @@ static void merge_long(struct tok_bpe *bpe)
     }
     work->lane_count = 0;
     bpe->symbol_count = 0;
-    for (uint32_t i = 0; i != END; i = work->next[i]) {
-        bpe->symbols[bpe->symbol_count++] = work->ids[i];
+    for (uint32_t i = 0; i != END; i = work->symbols[i].next) {
+        bpe->symbols[bpe->symbol_count++] = work->symbols[i].id;
     }
 }
 

@@ -59,7 +59,8 @@ static enum err_code check_header(const unsigned char *image, size_t image_bytes
     if (header->checksum != tok_image_checksum(image, image_bytes)) {
         return broken("its checksum differs", err);
     }
-    bool has_powers = header->vocab_slot_count > 0 && header->merge_slot_count > 0 &&
+    bool has_powers = header->vocab_slot_count > 0 &&
+                      header->merge_slot_count >= TOK_MIN_MERGE_SLOTS &&
                       (header->vocab_slot_count & (header->vocab_slot_count - 1)) == 0 &&
                       (header->merge_slot_count & (header->merge_slot_count - 1)) == 0;
     if (!has_powers || header->token_count == 0 || header->token_count > TOK_MAX_TOKENS ||
@@ -96,6 +97,7 @@ static void set_views(struct tokenizer *tokenizer)
     tokenizer->flags = at[TOK_SECTION_FLAGS];
     tokenizer->vocab_slots = (const void *)at[TOK_SECTION_VOCAB_SLOTS];
     tokenizer->merge_slots = (const void *)at[TOK_SECTION_MERGE_SLOTS];
+    tokenizer->pair_bits = (const void *)at[TOK_SECTION_PAIR_BITS];
     tokenizer->merge_result = (const void *)at[TOK_SECTION_MERGE_RESULT];
     tokenizer->code_pages = (const void *)at[TOK_SECTION_CODE_PAGES];
     tokenizer->code_ids = (const void *)at[TOK_SECTION_CODE_IDS];

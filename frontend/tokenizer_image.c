@@ -132,6 +132,7 @@ size_t tok_section_bytes(const struct tok_image_header *header, enum tok_section
     case TOK_SECTION_VOCAB_SLOTS: return (size_t)header->vocab_slot_count * sizeof(uint32_t);
     case TOK_SECTION_MERGE_SLOTS:
         return (size_t)header->merge_slot_count * sizeof(struct tok_merge_slot);
+    case TOK_SECTION_PAIR_BITS: return header->merge_slot_count;
     case TOK_SECTION_MERGE_RESULT: return (size_t)header->merge_count * sizeof(uint32_t);
     case TOK_SECTION_CODE_PAGES: return TOK_CODE_PAGE_COUNT * sizeof(uint16_t);
     case TOK_SECTION_CODE_IDS:
@@ -160,7 +161,7 @@ static void plan_sections(struct tok_image_header *header, const struct tok_sour
     header->token_count = source->token_count;
     header->merge_count = source->merge_count;
     header->vocab_slot_count = source->vocab_slot_count;
-    header->merge_slot_count = 2;
+    header->merge_slot_count = TOK_MIN_MERGE_SLOTS;
     while (header->merge_slot_count < source->merge_count + source->merge_count / 2 + 1) {
         header->merge_slot_count *= 2;
     }
@@ -229,6 +230,7 @@ static enum err_code fill_merges(unsigned char *image, const struct tok_source *
     const struct tok_image_header *header = (const void *)image;
     struct tok_merge_slot *slots = section_at(image, TOK_SECTION_MERGE_SLOTS);
     uint32_t *results = section_at(image, TOK_SECTION_MERGE_RESULT);
+    uint64_t *pair_bits = section_at(image, TOK_SECTION_PAIR_BITS);
     uint64_t *join_bits = section_at(image, TOK_SECTION_JOIN_BITS);
     uint32_t mask = header->merge_slot_count - 1;
     for (uint32_t i = 0; i < header->merge_slot_count; i++) {
@@ -236,7 +238,9 @@ static enum err_code fill_merges(unsigned char *image, const struct tok_source *
     }
     for (uint32_t rank = 0; rank < source->merge_count; rank++) {
         const uint32_t *merge = source->merges + 3 * (size_t)rank;
-        uint32_t index = (uint32_t)tok_mix(((uint64_t)merge[0] << 32) | merge[1]) & mask;
+        uint64_t hash = tok_pair_hash(merge[0], merge[1]);
+        uint32_t pair_bit = tok_pair_bit(hash, header->merge_slot_count);
+        uint32_t index = (uint32_t)hash & mask;
         while (slots[index].rank != TOK_NONE) {
             if (slots[index].left == merge[0] && slots[index].right == merge[1]) {
                 return err_set(err, ERR_FORMAT, "model.merges: merge %u repeats merge %u", rank,
@@ -246,6 +250,7 @@ static enum err_code fill_merges(unsigned char *image, const struct tok_source *
         }
         slots[index] = (struct tok_merge_slot){merge[0], merge[1], rank, merge[2]};
         results[rank] = merge[2];
+        pair_bits[pair_bit / 64] |= 1ULL << (pair_bit % 64);
         uint32_t left = code_table_id(codes, edge_code_point(source, merge[0], true));
         uint32_t right = code_table_id(codes, edge_code_point(source, merge[1], false));
         uint32_t bit = tok_join_bit(left, right);

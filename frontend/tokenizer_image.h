@@ -17,7 +17,8 @@
 #define TOK_MAX_TOKENS      (1U << 20)
 #define TOK_MAX_MERGES      (1U << 22)
 #define TOK_MAX_ADDED       1024U
-#define TOK_IMAGE_VERSION   1U
+#define TOK_MIN_MERGE_SLOTS 8U
+#define TOK_IMAGE_VERSION   2U
 #define TOK_IMAGE_ALIGN     64U
 #define TOK_CODE_PAGE_COUNT 0x1100U    /* pages of 256 code points up to U+10FFFF */
 #define TOK_JOIN_BIT_COUNT  (1U << 20) /* 128 KiB: stays in the second cache level */
@@ -36,6 +37,7 @@ enum tok_section {
     TOK_SECTION_FLAGS,         /* u8 [token_count] */
     TOK_SECTION_VOCAB_SLOTS,   /* u32 [vocab_slot_count], TOK_NONE where free */
     TOK_SECTION_MERGE_SLOTS,   /* struct tok_merge_slot [merge_slot_count] */
+    TOK_SECTION_PAIR_BITS,     /* u64 [merge_slot_count / 8]: pairs that may be in the slots */
     TOK_SECTION_MERGE_RESULT,  /* u32 [merge_count], by rank */
     TOK_SECTION_CODE_PAGES,    /* u16 [TOK_CODE_PAGE_COUNT], index of a page of code_ids */
     TOK_SECTION_CODE_IDS,  /* u32 [code_page_count][256], TOK_NONE where not in the vocabulary */
@@ -91,6 +93,7 @@ struct tokenizer {
     const uint8_t *flags;
     const uint32_t *vocab_slots;
     const struct tok_merge_slot *merge_slots;
+    const uint64_t *pair_bits;
     const uint32_t *merge_result;
     const uint16_t *code_pages;
     const uint32_t *code_ids;
@@ -127,15 +130,33 @@ static inline bool tok_may_join(const struct tokenizer *tokenizer, uint32_t left
     return (tokenizer->join_bits[bit / 64] >> (bit % 64)) & 1;
 }
 
-/* Slot where the pair lies or would lie. */
+static inline uint64_t tok_pair_hash(uint32_t left, uint32_t right)
+{
+    return tok_mix(((uint64_t)left << 32) | right);
+}
+
+/* Eight bits per slot, told by the half of the hash that does not choose the slot. */
+static inline uint32_t tok_pair_bit(uint64_t hash, uint32_t merge_slot_count)
+{
+    return (uint32_t)(hash >> 32) & (merge_slot_count * 8 - 1);
+}
+
+/* The pair's slot; one of rank TOK_NONE where no merge joins it.  Most pairs that are asked for have
+ * none, and the bits that tell so stay in a near cache. */
 static inline const struct tok_merge_slot *tok_merge_find(const struct tokenizer *tokenizer,
                                                           uint32_t left, uint32_t right)
 {
-    uint32_t mask = tokenizer->header->merge_slot_count - 1;
-    uint32_t index = (uint32_t)tok_mix(((uint64_t)left << 32) | right) & mask;
+    static const struct tok_merge_slot none = {.rank = TOK_NONE};
+    uint32_t slot_count = tokenizer->header->merge_slot_count;
+    uint64_t hash = tok_pair_hash(left, right);
+    uint32_t bit = tok_pair_bit(hash, slot_count);
+    if (((tokenizer->pair_bits[bit / 64] >> (bit % 64)) & 1) == 0) {
+        return &none;
+    }
+    uint32_t index = (uint32_t)hash & (slot_count - 1);
     const struct tok_merge_slot *slot = &tokenizer->merge_slots[index];
     while (slot->rank != TOK_NONE && (slot->left != left || slot->right != right)) {
-        index = (index + 1) & mask;
+        index = (index + 1) & (slot_count - 1);
         slot = &tokenizer->merge_slots[index];
     }
     return slot;

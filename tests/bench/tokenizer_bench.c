@@ -1,4 +1,4 @@
-/* Tokenizer: time to load, and megabytes per second on one core for several texts.
+/* Tokenizer: time to load, and megabytes per second of one core for several texts.
  *
  * Arguments: path of a tokenizer.json, cache directory (optional), text files (optional). */
 #include <stdio.h>
@@ -15,9 +15,12 @@ enum {
     ROUND_COUNT = 3,
 };
 
-static double seconds_since(uint64_t start_ns)
+/* Processor time of this thread: what a core gives, however busy the machine is. */
+static double thread_seconds(void)
 {
-    return (double)(clock_now_ns() - start_ns) / 1e9;
+    struct timespec now;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now); /* cannot fail for this clock */
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
 static void measure(const struct tokenizer *tokenizer, const char *name, const struct buf *text)
@@ -26,9 +29,9 @@ static void measure(const struct tokenizer *tokenizer, const char *name, const s
     size_t token_count = 0;
     for (int round = 0; round < ROUND_COUNT; round++) {
         struct tok_ids ids = {0};
-        uint64_t start_ns = clock_now_ns();
+        double start_s = thread_seconds();
         tok_encode(tokenizer, text->at, text->used_bytes, TOK_SPECIAL_AS_TEXT, &ids);
-        double one_s = seconds_since(start_ns);
+        double one_s = thread_seconds() - start_s;
         best_s = round == 0 || one_s < best_s ? one_s : best_s;
         token_count = ids.count;
         tok_ids_fini(&ids);
@@ -118,11 +121,13 @@ int main(int argc, char **argv)
     for (int round = 0; round < ROUND_COUNT; round++) {
         tok_destroy(tokenizer);
         uint64_t start_ns = clock_now_ns();
+        double start_s = thread_seconds();
         if (tok_load(argv[1], cache_dir, &tokenizer, &err) != ERR_OK) {
             (void)fprintf(stderr, "%s\n", err.message);
             return EXIT_FAILURE;
         }
-        (void)printf("load %d: %.1f ms\n", round + 1, seconds_since(start_ns) * 1e3);
+        (void)printf("load %d: %.1f ms, %.1f ms of processor time\n", round + 1,
+                     (double)(clock_now_ns() - start_ns) / 1e6, (thread_seconds() - start_s) * 1e3);
     }
     measure_repeated(tokenizer, "English sentence",
                      "The quick brown fox jumps over the lazy dog, and 42 others follow it.\n");
