@@ -10,8 +10,8 @@
 
 /* Columns between two roundings; a multiple of every tile width of the inner loops. */
 #define COL_TILE 48
-/* Multiply-adds that make an item worth another thread's while: some 20 us. */
-#define ITEM_MULTIPLY_ADDS 200000
+/* Multiply-adds that make an item worth another thread's while: some 4 us. */
+#define ITEM_MULTIPLY_ADDS 50000
 
 struct scratch {
     float *x;     /* [K_ROW_BLOCK, in] lane order */

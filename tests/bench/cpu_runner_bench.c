@@ -8,8 +8,8 @@
 #include "tests/testlib/runner_driver.h"
 #include "tests/testlib/test.h"
 
-#define PROMPT_TOKENS 512
-#define DECODE_STEPS  400
+#define PROMPT_TOKENS 256
+#define DECODE_STEPS  256
 
 /* Processor time of all threads, for machines that are busy otherwise. */
 static double cpu_seconds(void)
