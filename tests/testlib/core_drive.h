@@ -1,0 +1,82 @@
+/* A plain frontend that runs a set of requests to their end over a core and the cpu runner: decode
+ * rows first, then prompt segments, a number of STEPs ahead; plans again what was refused.  A failed
+ * check, or no progress for a minute, ends the test. */
+#ifndef TESTS_TESTLIB_CORE_DRIVE_H
+#define TESTS_TESTLIB_CORE_DRIVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tests/testlib/core_rig.h"
+#include "worker/inject.h"
+#include "worker/model_config.h"
+#include "worker/weights.h"
+
+#define DRIVE_MAX_SEQS   32
+#define DRIVE_MAX_AHEAD  8
+#define DRIVE_MAX_TOKENS 4096
+
+struct drive_model {
+    struct model_config config;
+    struct weights weights;
+};
+
+struct drive_options {
+    struct runner_limits limits; /* vocabulary and window are the model's; pages 0: for all slots */
+    struct inject *inject;       /* borrowed, may be null */
+    uint32_t chunk_tokens;       /* of one prompt in one step */
+    uint32_t ahead;              /* STEPs outstanding */
+    bool checks_local_pages;     /* never more resident than a window, a page and what is ahead */
+};
+
+struct drive_seq {
+    struct plan_admit admit;
+    uint32_t tokens[DRIVE_MAX_TOKENS]; /* output only */
+    uint32_t token_count;
+    uint32_t launched;
+    uint32_t committed;
+    bool has_token; /* in the step being read */
+    bool is_over;
+    bool has_failed;
+};
+
+struct drive_step {
+    uint64_t msg_seq;
+    uint64_t after;
+    uint32_t seqs[DRIVE_MAX_SEQS];
+    uint32_t counts[DRIVE_MAX_SEQS];
+    bool samples[DRIVE_MAX_SEQS];
+    uint32_t row_count;
+};
+
+struct drive {
+    struct drive_options options;
+    struct runner *runner; /* owned */
+    struct core_rig rig;
+    struct rig_session session;
+    uint64_t next_id;
+    uint64_t first_id;      /* of the set that runs */
+    struct drive_seq *seqs; /* the caller's, while it runs */
+    uint32_t seq_count;
+    struct drive_step steps[DRIVE_MAX_AHEAD];
+    uint32_t step_count;
+    uint64_t after;
+    uint32_t seen;
+    uint32_t refused_count;
+    uint32_t held_count;
+};
+
+void drive_model_load(struct drive_model *model, const char *model_dir);
+void drive_model_fini(struct drive_model *model);
+
+/* model is borrowed until drive_destroy. */
+struct drive *drive_create(const struct drive_model *model, const struct drive_options *options);
+
+/* Checks that every page came back. */
+void drive_destroy(struct drive *drive);
+
+/* Runs seqs, whose admits are set but for the id, together to the end and releases them; as many as
+ * there are slots.  Results are in seqs. */
+void drive_run(struct drive *drive, struct drive_seq *seqs, uint32_t seq_count);
+
+#endif
