@@ -71,7 +71,7 @@ static void test_a_second_worker_is_refused(void)
     test_eq_u64((uint64_t)worker_process_wait(&second, DEADLINE_MS), EXIT_LATER);
     test_true(worker_process_logged(&second, text));
     test_eq_u64(worker_process_log_lines(&second), 1);
-    (void)remove(second.log_path); /* the run directory is not its own */
+    (void)remove(second.log_path);     /* the run directory is not its own */
     worker_client_attach(&rig.client); /* the first is not disturbed */
     worker_rig_close(&rig);
 }

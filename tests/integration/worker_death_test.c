@@ -14,7 +14,7 @@
 
 enum {
     KILLS = 20,
-    ATTACH_LIMIT_US = 200000, /* a frontend has a second to be ready again */
+    ATTACH_LIMIT_US = 1000000, /* a frontend has a second to be ready again */
 };
 
 static bool has_no_session(const struct hello_stats_answer *stats, uint64_t wanted)
@@ -53,7 +53,7 @@ static void test_killed_clients_leave_nothing(void)
         }
         child_process_kill(&tool);
     }
-    worker_client_expect_all_free(&rig.client, 1000);
+    worker_client_expect_all_free(&rig.client, 5000);
     (void)printf("slowest attach %llu us\n", (unsigned long long)slowest_us);
     test_true(slowest_us < ATTACH_LIMIT_US);
     test_eq_u64(worker_client_stats(&rig.client).sequences_failed, 0);
@@ -89,7 +89,7 @@ static void test_a_short_stop_costs_nothing(void)
     }
     test_true(kill(tool.pid, SIGCONT) == 0);
     test_eq_u64(finish_tool(&tool), undisturbed);
-    worker_client_expect_all_free(&rig.client, 1000);
+    worker_client_expect_all_free(&rig.client, 5000);
     worker_rig_close(&rig);
 }
 
@@ -103,7 +103,7 @@ static void test_a_long_stop_ends_the_session(void)
     child_process_expect(&tool, "running", 20000);
     test_true(kill(tool.pid, SIGSTOP) == 0);
     worker_rig_wait_stats(&rig.client, has_no_session, 0, 5000);
-    worker_client_expect_all_free(&rig.client, 1000);
+    worker_client_expect_all_free(&rig.client, 5000);
     test_true(worker_process_logged(&rig.process, "reason=\"no message in time\""));
     worker_client_attach(&rig.client); /* its successor need not wait for it */
     test_true(kill(tool.pid, SIGCONT) == 0);

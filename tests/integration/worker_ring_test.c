@@ -32,7 +32,8 @@ static void admit_one(struct worker_client *client)
 
 static void test_a_full_ring_stops_launches_and_resumes(void)
 {
-    static const char *const args[] = {"--ring-records", "64", NULL};
+    static const char *const args[] = {"--ring-records", "64", "--session-timeout-ms", "120000",
+                                       NULL};
     struct worker_rig rig;
     worker_rig_open(&rig, args);
     struct worker_client *client = &rig.client;
@@ -45,7 +46,7 @@ static void test_a_full_ring_stops_launches_and_resumes(void)
         (void)worker_client_send(client, &step);
     }
     /* Two records a step: about 31 steps fill the ring, and then none runs. */
-    worker_rig_wait_stats(client, has_steps, 28, 10000);
+    worker_rig_wait_stats(client, has_steps, 28, 60000);
     struct hello_stats_answer stats = worker_client_stats(client);
     uint64_t still_ns = clock_now_ns() + 300 * CLOCK_NS_PER_MS;
     while (clock_now_ns() < still_ns) {
@@ -58,7 +59,7 @@ static void test_a_full_ring_stops_launches_and_resumes(void)
     bool is_finished = false;
     while (done < STEPS) {
         struct result_record record;
-        test_true(worker_client_try_pop(client, 10000, &record));
+        test_true(worker_client_try_pop(client, 60000, &record));
         if (record.kind == RESULT_TOKEN) {
             test_eq_u64(record.as.token.position, 3 + tokens);
             tokens++;
@@ -77,7 +78,8 @@ static void test_a_full_ring_stops_launches_and_resumes(void)
 /* Sixty steps into a ring of one step's size: every record is read late, none is lost. */
 static void test_a_ring_that_is_always_nearly_full(void)
 {
-    static const char *const args[] = {"--ring-records", "64", NULL};
+    static const char *const args[] = {"--ring-records", "64", "--session-timeout-ms", "120000",
+                                       NULL};
     struct worker_rig rig;
     worker_rig_open(&rig, args);
     worker_client_attach(&rig.client);

@@ -18,6 +18,8 @@ enum {
     SLICE_MS = 50
 };
 
+#define PING_EVERY_NS (500 * CLOCK_NS_PER_MS)
+
 struct step {
     uint64_t msg_seq;
     uint32_t row_count;
@@ -34,8 +36,9 @@ struct run {
     uint64_t seq_ids[DRIVE_MAX_SEQUENCES];
     struct step steps[DRIVE_MAX_STEPS];
     uint32_t step_count;
-    uint64_t after;  /* msg_seq of a refusal to name in the next STEP */
-    bool is_refused; /* wait until every step is answered */
+    uint64_t after;   /* msg_seq of a refusal to name in the next STEP */
+    uint64_t ping_ns; /* of the last sign of life that was not a plan */
+    bool is_refused;  /* wait until every step is answered */
 };
 
 void drive_init(struct drive *drive, struct worker_client *client)
@@ -257,6 +260,11 @@ static void pop(struct run *run, struct result_record *out_record)
     uint64_t deadline_ns = clock_now_ns() + DRIVE_WAIT_MS * CLOCK_NS_PER_MS;
     while (!worker_client_try_pop(drive->client, SLICE_MS, out_record)) {
         bool is_closed = worker_client_wait_closed(drive->client, 0);
+        if (!is_closed && clock_now_ns() - run->ping_ns > PING_EVERY_NS) {
+            const struct plan_message ping = {.type = PLAN_PING};
+            run->ping_ns = clock_now_ns();
+            (void)worker_client_send(drive->client, &ping);
+        }
         if (is_closed && drive->on_closed != NULL) {
             drive->on_closed(drive->owner);
         }

@@ -1,5 +1,5 @@
 /* Runs sequences over a worker_client the way a scheduler does: decode rows first, prompt segments
- * within a budget, plan k+1 sent before the results of plan k. */
+ * within a budget, plan k+1 sent before the results of plan k, PING while waiting. */
 #ifndef TESTS_TESTLIB_WORKER_DRIVE_H
 #define TESTS_TESTLIB_WORKER_DRIVE_H
 
@@ -11,7 +11,7 @@
 #define DRIVE_MAX_SEQUENCES 64
 #define DRIVE_MAX_TOKENS    4096
 #define DRIVE_MAX_STEPS     8 /* in flight */
-#define DRIVE_WAIT_MS       30000
+#define DRIVE_WAIT_MS       120000
 
 enum drive_state {
     DRIVE_NEW,

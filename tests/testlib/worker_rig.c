@@ -8,8 +8,11 @@
 
 void worker_rig_open(struct worker_rig *rig, const char *const *args)
 {
-    static const char *const no_args[] = {NULL};
-    worker_process_start(&rig->process, args == NULL ? no_args : args);
+    /* Instrumented builds on a busy machine take seconds for a step; tests that wait for one record
+     * send nothing meanwhile. */
+    static const char *const patient[] = {"--session-timeout-ms", "120000", "--watchdog-ms",
+                                          "60000", NULL};
+    worker_process_start(&rig->process, args == NULL ? patient : args);
     worker_client_open(&rig->client, rig->process.run_dir);
 }
 
