@@ -36,12 +36,13 @@ struct api_text {
 #define API_TYPE_BOOL bool
 
 struct api_request {
-    enum api_route route;
-#define FIELD(kind, member, name, min, max, bound, routes) \
-    API_TYPE_##kind member;                                \
-    bool has_##member;
+#define FIELD(kind, member, name, min, max, bound, routes) API_TYPE_##kind member;
 #include "frontend/api_request.def"
 #undef FIELD
+#define FIELD(kind, member, name, min, max, bound, routes) bool has_##member;
+#include "frontend/api_request.def"
+#undef FIELD
+    enum api_route route;
     struct api_text model;         /* at is null where none was named */
     const struct json_t *messages; /* chat; borrowed */
     const struct json_t *tools;    /* chat; borrowed; null where none apply */

@@ -243,12 +243,14 @@ static enum err_code prepare_and_submit(struct http_call *call, struct prepared 
                              status.welcome.state == HELLO_STATE_LOADING ? "the worker is loading"
                                                                          : "no worker is attached");
     }
-    struct api_limits limits = {
-        .vocab_tokens = status.welcome.vocab_tokens,
-        .max_context_tokens = status.welcome.max_context_tokens,
+    struct prepare_input input = {
+        .route = call->head.route,
+        .limits = {.vocab_tokens = status.welcome.vocab_tokens,
+                   .max_context_tokens = status.welcome.max_context_tokens},
+        .body = &call->body,
+        .random_seed = call->random_seed,
     };
-    enum err_code code = prepare_request(&call->app->model, &limits, call->head.route, &call->body,
-                                         call->random_seed, out_prepared, &call->error);
+    enum err_code code = prepare_request(&call->app->model, &input, out_prepared, &call->error);
     if (!code) {
         code = fill_answer(call, out_prepared);
     }

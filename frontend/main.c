@@ -196,8 +196,9 @@ static enum err_code block_signals(int *out_fd, struct err *err)
  * thread that touches new memory meanwhile, the loop above all. */
 static void keep_memory_mapped(void)
 {
-    (void)mallopt(M_MMAP_THRESHOLD, HEAP_KEPT_BYTES); /* refusal costs latency only */
-    (void)mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES);
+    /* One thread so far; refusal costs latency only. */
+    (void)mallopt(M_MMAP_THRESHOLD, HEAP_KEPT_BYTES); /* NOLINT(concurrency-mt-unsafe) */
+    (void)mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES); /* NOLINT(concurrency-mt-unsafe) */
 }
 
 /* As many descriptors as allowed: each connection takes one. */

@@ -24,28 +24,28 @@ enum metric_kind {
 };
 
 struct metric_row {
-    enum metric_kind kind;
     const char *name;
     const char *labels;
     const char *help;
     size_t offset_bytes;
+    enum metric_kind kind;
+    uint32_t bound_count; /* of a histogram */
     const double *bounds;
-    uint32_t bound_count;
 };
 
 static const struct metric_row rows[] = {
 #define COUNTER(member, name, labels, help) \
-    {METRIC_KIND_COUNTER, name, labels, help, offsetof(struct metrics, member), NULL, 0},
+    {name, labels, help, offsetof(struct metrics, member), METRIC_KIND_COUNTER, 0, NULL},
 #define GAUGE(member, name, labels, help) \
-    {METRIC_KIND_GAUGE, name, labels, help, offsetof(struct metrics, member), NULL, 0},
-#define HISTOGRAM(member, name, buckets, help) \
-    {METRIC_KIND_HISTOGRAM,                    \
-     name,                                     \
-     "",                                       \
-     help,                                     \
-     offsetof(struct metrics, member),         \
-     buckets##_bounds,                         \
-     sizeof(buckets##_bounds) / sizeof(buckets##_bounds[0])},
+    {name, labels, help, offsetof(struct metrics, member), METRIC_KIND_GAUGE, 0, NULL},
+#define HISTOGRAM(member, name, buckets, help)               \
+    {name,                                                   \
+     "",                                                     \
+     help,                                                   \
+     offsetof(struct metrics, member),                       \
+     METRIC_KIND_HISTOGRAM,                                  \
+     sizeof(buckets##_bounds) / sizeof(buckets##_bounds[0]), \
+     buckets##_bounds},
 #include "frontend/metrics.def"
 #undef COUNTER
 #undef GAUGE

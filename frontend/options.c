@@ -20,18 +20,20 @@ enum err_code options_parse(int argc, char **argv, struct options *out_options,
 {
     const char *positional[1] = {NULL};
     uint32_t positional_count = 0;
+    bool wants_help = false;
     struct opt_arguments arguments = {
         .argc = argc,
         .argv = argv,
         .positional = positional,
         .positional_max = 1,
         .out_positional_count = &positional_count,
-        .out_help = out_help,
+        .out_help = &wants_help,
     };
     memset(out_options, 0, sizeof(*out_options));
     opt_defaults(option_rows, OPTION_COUNT, out_options);
     enum err_code code = opt_parse(option_rows, OPTION_COUNT, out_options, store, &arguments, err);
-    if (code || *out_help) {
+    *out_help = wants_help;
+    if (code || wants_help) {
         return code;
     }
     if (positional_count == 0) {

@@ -84,15 +84,15 @@ static enum err_code check_stops(const struct prepare_model *model,
     return ERR_OK;
 }
 
-enum err_code prepare_request(const struct prepare_model *model, const struct api_limits *limits,
-                              enum api_route route, const struct buf *body, uint64_t random_seed,
+enum err_code prepare_request(const struct prepare_model *model, const struct prepare_input *input,
                               struct prepared *out_prepared, struct api_error *error)
 {
     struct prepared *prepared = out_prepared;
     memset(prepared, 0, sizeof(*prepared));
-    enum err_code code = api_request_parse_body(body->at, body->used_bytes, &prepared->body, error);
+    enum err_code code =
+        api_request_parse_body(input->body->at, input->body->used_bytes, &prepared->body, error);
     if (!code) {
-        code = api_request_parse(prepared->body, route, &prepared->request, error);
+        code = api_request_parse(prepared->body, input->route, &prepared->request, error);
     }
     if (!code) {
         code = check_model(model, &prepared->request, error);
@@ -101,16 +101,16 @@ enum err_code prepare_request(const struct prepare_model *model, const struct ap
         code = check_stops(model, &prepared->request, error);
     }
     if (!code) {
-        code = route == API_ROUTE_CHAT
+        code = input->route == API_ROUTE_CHAT
                    ? render_chat(model, &prepared->request, &prepared->prompt, error)
                    : encode_completion(model, &prepared->request, &prepared->prompt, error);
     }
     if (!code) {
-        code = api_plan_build(&prepared->request, model->checkpoint, limits, &prepared->prompt,
-                              &prepared->plan, error);
+        code = api_plan_build(&prepared->request, model->checkpoint, &input->limits,
+                              &prepared->prompt, &prepared->plan, error);
     }
     if (!code && !prepared->request.has_seed) {
-        prepared->plan.admit.seed = random_seed;
+        prepared->plan.admit.seed = input->random_seed;
     }
     return code;
 }

@@ -25,6 +25,14 @@ struct prepare_model {
     struct chat_markers markers;
 };
 
+/* One request as it came. */
+struct prepare_input {
+    enum api_route route;
+    struct api_limits limits;
+    const struct buf *body; /* borrowed */
+    uint64_t random_seed;   /* where the request has none */
+};
+
 struct prepared {
     struct json_t *body; /* owned */
     struct api_request request;
@@ -32,11 +40,9 @@ struct prepared {
     struct api_plan plan;
 };
 
-/* out_prepared is initialised in any case: call prepare_fini.  random_seed is used where the
- * request has none. */
+/* out_prepared is initialised in any case: call prepare_fini. */
 ERR_NODISCARD enum err_code prepare_request(const struct prepare_model *model,
-                                            const struct api_limits *limits, enum api_route route,
-                                            const struct buf *body, uint64_t random_seed,
+                                            const struct prepare_input *input,
                                             struct prepared *out_prepared, struct api_error *error);
 void prepare_fini(struct prepared *prepared);
 

@@ -408,7 +408,7 @@ enum err_code server_listen(const char *host, uint32_t port, int *out_fd, uint32
         code = err_errno(err, errno, "listening on %s port %u", host, port);
         goto out;
     }
-    struct sockaddr_storage bound;
+    struct sockaddr_storage bound = {0};
     socklen_t bound_bytes = sizeof(bound);
     if (getsockname(fd, (struct sockaddr *)&bound, &bound_bytes) != 0) {
         code = err_errno(err, errno, "asking for the port of %s", host);

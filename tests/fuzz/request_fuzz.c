@@ -151,9 +151,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t byte_count)
     model.tokenizer = (bytes[0] & 8) != 0 ? NULL : model.tokenizer;
     buf_init(&body);
     buf_append(&body, bytes + 1, byte_count - 1);
-    enum err_code code = prepare_request(
-        &model, &limits, (bytes[0] & 1) != 0 ? API_ROUTE_COMPLETIONS : API_ROUTE_CHAT, &body, 1,
-        &prepared, &error);
+    struct prepare_input input = {
+        .route = (bytes[0] & 1) != 0 ? API_ROUTE_COMPLETIONS : API_ROUTE_CHAT,
+        .limits = limits,
+        .body = &body,
+        .random_seed = 1,
+    };
+    enum err_code code = prepare_request(&model, &input, &prepared, &error);
     if (code == ERR_OK) {
         check_accepted(fixture, &prepared);
     } else {
