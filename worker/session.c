@@ -39,6 +39,7 @@ static void copy_limits(struct session_core *core, const struct session_limits *
     if (limits->modality_id_count > 0) {
         uint32_t *ids = mem_zalloc(limits->modality_id_count, sizeof(*ids));
         memcpy(ids, limits->modality_ids, limits->modality_id_count * sizeof(*ids));
+        core->modality_ids = ids;
         core->limits.modality_ids = ids;
     }
     core->slots = limits->slots;
@@ -101,7 +102,7 @@ void session_core_destroy(struct session_core *core)
     mem_free(core->sequences);
     mem_free(core->free_slots);
     mem_free(core->plan_rows);
-    mem_free((void *)(uintptr_t)core->limits.modality_ids); /* ours, read-only to the checks */
+    mem_free(core->modality_ids);
     mem_free(core);
 }
 

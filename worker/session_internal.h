@@ -46,7 +46,8 @@ struct session {
 struct session_core {
     struct runner *runner; /* borrowed */
     struct session_sink sink;
-    struct plan_limits limits; /* modality_ids owned */
+    struct plan_limits limits; /* its modality_ids are these */
+    uint32_t *modality_ids;    /* owned */
     uint32_t slots;            /* sequences alive at once */
     struct step_line line;
     struct sequence *sequences; /* owned, [runner slots] */

@@ -30,10 +30,17 @@ struct model_slot {
     uint32_t *tables[RUNNER_FAMILY_COUNT]; /* owned, [table_cap] */
 };
 
+/* Arrays of a row, owned. */
+struct model_kept {
+    uint32_t *tokens;
+    uint32_t *next_tokens;
+    uint32_t *mask;
+    struct runner_logprob *prompt_logprobs;
+};
+
 struct model_step {
     struct runner_row *rows; /* owned, as all here */
-    uint32_t **tokens;       /* [row_count] */
-    uint32_t **masks;
+    struct model_kept *kept; /* [row_count] */
     uint32_t row_count;
     struct runner_patch *patches;
     uint32_t patch_count;
@@ -42,7 +49,6 @@ struct model_step {
     uint64_t done_at_ns;
     struct runner_pick *picks;
     struct runner_logprob *logprobs; /* [row_count] */
-    struct runner_logprob **prompt_logprobs;
     enum err_code status;
 };
 
@@ -65,9 +71,14 @@ struct model_runner {
     char violation[200];
 };
 
-static struct model_runner *model_of(const struct runner *runner)
+static struct model_runner *model_of(struct runner *runner)
 {
-    return (struct model_runner *)(uintptr_t)runner;
+    return (struct model_runner *)runner;
+}
+
+static const struct model_runner *model_seen(const struct runner *runner)
+{
+    return (const struct model_runner *)runner;
 }
 
 static void violate(struct model_runner *model, const char *format, ...)
@@ -291,12 +302,13 @@ static void run_row(struct model_runner *model, struct model_step *step, uint32_
         return;
     }
     if (row->prompt_logprobs) {
-        step->prompt_logprobs[index] = mem_zalloc(row->count, sizeof(struct runner_logprob));
+        struct runner_logprob *logprobs = mem_zalloc(row->count, sizeof(*logprobs));
         for (uint32_t i = 0; i < row->count; i++) {
-            fill_logprob(&step->prompt_logprobs[index][i], row->next_tokens[i], row->start + i + 1,
+            fill_logprob(&logprobs[i], row->next_tokens[i], row->start + i + 1,
                          slot->admit.prompt_logprobs);
         }
-        pick->prompt_logprobs = step->prompt_logprobs[index];
+        step->kept[index].prompt_logprobs = logprobs;
+        pick->prompt_logprobs = logprobs;
     }
     slot->length += row->count;
     pick->outcome = RUNNER_OUTCOME_NONE;
@@ -339,16 +351,12 @@ static void run_step(struct model_runner *model, struct model_step *step)
 static void free_step(struct model_step *step)
 {
     for (uint32_t i = 0; i < step->row_count; i++) {
-        mem_free(step->tokens[i]);
-        mem_free(step->masks[i]);
-        mem_free(step->prompt_logprobs[i]);
+        mem_free(step->kept[i].tokens);
+        mem_free(step->kept[i].next_tokens);
+        mem_free(step->kept[i].mask);
+        mem_free(step->kept[i].prompt_logprobs);
     }
-    mem_free(step->tokens);
-    mem_free(step->masks);
-    mem_free(step->prompt_logprobs);
-    for (uint32_t i = 0; i < step->row_count; i++) {
-        mem_free((void *)(uintptr_t)step->rows[i].next_tokens);
-    }
+    mem_free(step->kept);
     mem_free(step->rows);
     mem_free(step->patches);
     mem_free(step->picks);
@@ -439,9 +447,7 @@ static enum err_code on_launch(struct runner *runner, const struct runner_step *
         .patch_count = from->patch_count,
         .fault = fault,
         .rows = mem_zalloc(from->row_count + 1, sizeof(*step->rows)),
-        .tokens = mem_zalloc(from->row_count + 1, sizeof(*step->tokens)),
-        .masks = mem_zalloc(from->row_count + 1, sizeof(*step->masks)),
-        .prompt_logprobs = mem_zalloc(from->row_count + 1, sizeof(*step->prompt_logprobs)),
+        .kept = mem_zalloc(from->row_count + 1, sizeof(*step->kept)),
         .picks = mem_zalloc(from->row_count + 1, sizeof(*step->picks)),
         .logprobs = mem_zalloc(from->row_count + 1, sizeof(*step->logprobs)),
         .patches = mem_zalloc(from->patch_count + 1, sizeof(*step->patches)),
@@ -450,9 +456,13 @@ static enum err_code on_launch(struct runner *runner, const struct runner_step *
     for (uint32_t i = 0; i < from->row_count; i++) {
         const struct runner_row *row = &from->rows[i];
         step->rows[i] = *row;
-        step->rows[i].tokens = step->tokens[i] = copy_words(row->tokens, row->count);
-        step->rows[i].mask = step->masks[i] = copy_words(row->mask, mask_words);
-        step->rows[i].next_tokens = copy_words(row->next_tokens, row->count);
+        struct model_kept *kept = &step->kept[i];
+        kept->tokens = copy_words(row->tokens, row->count);
+        kept->next_tokens = copy_words(row->next_tokens, row->count);
+        kept->mask = copy_words(row->mask, mask_words);
+        step->rows[i].tokens = kept->tokens;
+        step->rows[i].next_tokens = kept->next_tokens;
+        step->rows[i].mask = kept->mask;
     }
     if (from->patch_count > 0) {
         memcpy(step->patches, from->patches, from->patch_count * sizeof(*step->patches));
@@ -585,7 +595,7 @@ struct runner *model_runner_create(const struct model_runner_options *options)
 
 uint32_t model_runner_waiting(const struct runner *runner)
 {
-    const struct model_runner *model = model_of(runner);
+    const struct model_runner *model = model_seen(runner);
     return model->step_count - model->run_count;
 }
 
@@ -596,7 +606,7 @@ void model_runner_set_now(struct runner *runner, uint64_t now_ns)
 
 uint64_t model_runner_idle_at(const struct runner *runner)
 {
-    const struct model_runner *model = model_of(runner);
+    const struct model_runner *model = model_seen(runner);
     return model->step_count == 0 ? model->now_ns : model->steps[model->step_count - 1].done_at_ns;
 }
 
@@ -607,11 +617,11 @@ void model_runner_fault_next(struct runner *runner, enum model_fault fault)
 
 const char *model_runner_violation(const struct runner *runner)
 {
-    const struct model_runner *model = model_of(runner);
+    const struct model_runner *model = model_seen(runner);
     return model->violation[0] == '\0' ? NULL : model->violation;
 }
 
 uint64_t model_runner_rows_run(const struct runner *runner)
 {
-    return model_of(runner)->rows_run;
+    return model_seen(runner)->rows_run;
 }

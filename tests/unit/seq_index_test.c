@@ -55,13 +55,13 @@ static void test_scattered_ids_keep_memory_bounded(void)
 {
     struct seq_index index;
     seq_index_init(&index, 4);
-    for (uint64_t i = 0; i < 3 * SEQ_INDEX_MAX_RANGES; i++) {
+    for (uint64_t i = 0; i < 3ULL * SEQ_INDEX_MAX_RANGES; i++) {
         seq_index_add(&index, 10 * (i + 1), 0);
         seq_index_remove(&index, 10 * (i + 1));
         test_true(seq_index_was_used(&index, 10 * (i + 1)));
         test_true(index.range_count <= SEQ_INDEX_MAX_RANGES);
     }
-    for (uint64_t i = 0; i < 3 * SEQ_INDEX_MAX_RANGES; i++) {
+    for (uint64_t i = 0; i < 3ULL * SEQ_INDEX_MAX_RANGES; i++) {
         test_true(seq_index_was_used(&index, 10 * (i + 1))); /* nothing used is ever forgotten */
     }
     test_true(!seq_index_was_used(&index, 30 * SEQ_INDEX_MAX_RANGES - 5));

@@ -61,7 +61,7 @@ static void run_long(uint32_t page_tokens, uint32_t window_tokens, uint32_t dept
     }
     test_true(most_held >= window_pages); /* it did fill the window */
     test_eq_u64(rig_count(&bench.session, RESULT_REFUSED, 0), 0);
-    uint32_t *want = mem_zalloc(2 * OUTPUT_TOKENS, sizeof(*want));
+    uint32_t *want = mem_zalloc(2ULL * OUTPUT_TOKENS, sizeof(*want));
     uint32_t *got = want + OUTPUT_TOKENS;
     test_eq_u64(bench_reference(&admit, want, OUTPUT_TOKENS), OUTPUT_TOKENS);
     test_eq_u64(rig_tokens(&bench.session, 1, got, OUTPUT_TOKENS), OUTPUT_TOKENS);
@@ -135,7 +135,7 @@ static uint64_t run_delayed(uint32_t depth, uint32_t step_count)
 
 static void test_run_ahead_hides_the_way_to_the_frontend(void)
 {
-    uint64_t ideal_ns = 200 * 10 * CLOCK_NS_PER_MS;
+    uint64_t ideal_ns = 200ULL * 10 * CLOCK_NS_PER_MS;
     test_true(run_delayed(2, 200) < ideal_ns * 105 / 100);
     test_true(run_delayed(4, 200) < ideal_ns * 105 / 100);
     uint64_t alone_ns = run_delayed(1, 200);

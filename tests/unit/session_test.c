@@ -452,7 +452,7 @@ static void test_logprobs_continue_over_records(void)
         if (record->flags == RESULT_LOGPROBS_PROMPT) {
             test_eq_u64(logprobs->position, 1 + prompt_records / 2);
             test_eq_u64(logprobs->token, bench.prompt[logprobs->position]);
-            test_eq_u64(logprobs->first_index, prompt_records % 2 * 9);
+            test_eq_u64(logprobs->first_index, prompt_records % 2 == 0 ? 0 : 9);
             test_eq_u64(logprobs->pair_count, prompt_records % 2 == 0 ? 9 : 1);
             prompt_records++;
         } else {
