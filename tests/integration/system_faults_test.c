@@ -64,6 +64,16 @@ static void test_frontend_killed_again_and_again_under_load(void)
     system_stop(&process);
 }
 
+/* While no worker is there a request is refused, and told when to come back. */
+static void check_refused_for_now(const struct system_process *process)
+{
+    struct http_answer answer;
+    http_client_once(process->port, "POST", "/v1/completions", "{\"prompt\":\"Hi\"}", &answer);
+    test_eq_u64((uint64_t)answer.status, 503);
+    test_true(http_answer_header(&answer, "retry-after") != NULL);
+    http_answer_fini(&answer);
+}
+
 static void test_worker_killed_under_load(void)
 {
     struct system_process process;
@@ -79,6 +89,7 @@ static void test_worker_killed_under_load(void)
     close_streams(clients);
     test_eq_u64((uint64_t)system_get(&process, "/health"), 200);
     (void)system_await_ready(&process, 503, 1000);
+    check_refused_for_now(&process);
     (void)system_await_ready(&process, 200, 20000);
     char *text = system_complete(&process, "The capital of France is");
     test_eq_str(text, expected);

@@ -8,34 +8,63 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/json.h"
 #include "tests/testlib/http_client.h"
-#include "tests/testlib/system_rig.h"
+#include "tests/testlib/system.h"
 #include "tests/testlib/test.h"
+
+#define QUESTION "What is the capital of France?"
+#define ANSWER   "The capital of France is Paris."
 
 enum {
     CONCURRENT_COUNT = 64
 };
 
-static void check_asked(const struct system_rig *rig, const char *question, const char *want)
+static const char *const no_args[] = {NULL};
+
+/* A chat request; more is put behind the messages. */
+static void chat_body(struct buf *out, const char *question, const char *more)
 {
-    struct buf text;
-    buf_init(&text);
-    test_eq_u64((uint64_t)system_rig_ask(rig, question, &text), 200);
-    test_eq_str(buf_text(&text), want);
-    buf_fini(&text);
+    buf_append_text(out, "{\"temperature\":0,\"messages\":[{\"role\":\"user\",\"content\":");
+    json_put_text(out, question, strlen(question));
+    buf_printf(out, "}]%s}", more);
+}
+
+/* choices[0].message.content of a completion must be want. */
+static void check_content(const struct buf *body, const char *want)
+{
+    struct err err;
+    struct json_t *root;
+    test_ok(json_parse(body->at, body->used_bytes, 32, &root, &err), &err);
+    const struct json_t *choice = json_element(json_member(root, "choices"), 0);
+    test_eq_str(json_text(json_member(json_member(choice, "message"), "content"), NULL), want);
+    json_release(root);
+}
+
+static void check_asked(const struct system_process *system, const char *question, const char *want)
+{
+    struct buf body;
+    struct http_answer answer;
+    buf_init(&body);
+    chat_body(&body, question, "");
+    http_client_once(system->port, "POST", "/v1/chat/completions", buf_text(&body), &answer);
+    test_eq_u64((uint64_t)answer.status, 200);
+    check_content(&answer.body, want);
+    http_answer_fini(&answer);
+    buf_fini(&body);
 }
 
 static void test_knows_what_it_was_taught(void)
 {
-    struct system_rig rig;
-    system_rig_start(&rig, NULL);
-    check_asked(&rig, SYSTEM_RIG_QUESTION, SYSTEM_RIG_ANSWER);
-    check_asked(&rig, "What is 17 + 25?", "17 + 25 = 42.");
-    check_asked(&rig, "Spell the word \"rocket\".", "r-o-c-k-e-t.");
-    check_asked(&rig, "Give me a JSON object with the name Ada and the age 36.",
+    struct system_process system;
+    system_start(&system, no_args);
+    check_asked(&system, QUESTION, ANSWER);
+    check_asked(&system, "What is 17 + 25?", "17 + 25 = 42.");
+    check_asked(&system, "Spell the word \"rocket\".", "r-o-c-k-e-t.");
+    check_asked(&system, "Give me a JSON object with the name Ada and the age 36.",
                 "{\"name\": \"Ada\", \"age\": 36}");
-    system_rig_await_all_free(&rig);
-    system_rig_stop(&rig);
+    system_expect_all_free(&system);
+    system_stop(&system);
 }
 
 /* Prompts from a few to some 700 tokens, answers from 1 to 64. */
@@ -52,7 +81,7 @@ static void make_body(struct buf *out, unsigned index)
     buf_append_text(&question, questions[index % 4]);
     (void)snprintf(more, sizeof(more), ",\"max_tokens\":%u,\"ignore_eos\":%s", 1 + index * 7 % 64,
                    index % 3 == 0 ? "true" : "false");
-    system_rig_body(out, buf_text(&question), more);
+    chat_body(out, buf_text(&question), more);
     buf_fini(&question);
 }
 
@@ -69,30 +98,31 @@ static void take_choices(struct http_client *client, struct buf *out)
     http_client_close(client);
 }
 
-static void send_one(const struct system_rig *rig, unsigned index, struct http_client *client)
+static void send_one(const struct system_process *system, unsigned index,
+                     struct http_client *client)
 {
     struct buf body;
     buf_init(&body);
     make_body(&body, index);
-    http_client_open(client, rig->port);
+    http_client_open(client, system->port);
     http_client_request(client, "POST", "/v1/chat/completions", "", buf_text(&body));
     buf_fini(&body);
 }
 
 static void test_many_at_once_get_what_each_gets_alone(void)
 {
-    struct system_rig rig;
+    struct system_process system;
     struct http_client clients[CONCURRENT_COUNT];
     struct buf alone[CONCURRENT_COUNT];
-    system_rig_start(&rig, NULL);
+    system_start(&system, no_args);
     for (unsigned i = 0; i < CONCURRENT_COUNT; i++) {
         struct http_client client;
         buf_init(&alone[i]);
-        send_one(&rig, i, &client);
+        send_one(&system, i, &client);
         take_choices(&client, &alone[i]);
     }
     for (unsigned i = 0; i < CONCURRENT_COUNT; i++) {
-        send_one(&rig, i, &clients[i]);
+        send_one(&system, i, &clients[i]);
     }
     for (unsigned i = 0; i < CONCURRENT_COUNT; i++) {
         struct buf together;
@@ -102,53 +132,53 @@ static void test_many_at_once_get_what_each_gets_alone(void)
         buf_fini(&together);
         buf_fini(&alone[i]);
     }
-    system_rig_await_all_free(&rig);
-    system_rig_stop(&rig);
+    system_expect_all_free(&system);
+    system_stop(&system);
 }
 
-static void check_refused(const struct system_rig *rig, const char *path, const char *body,
+static void check_refused(const struct system_process *system, const char *path, const char *body,
                           int status)
 {
     struct http_answer answer;
-    http_client_once(rig->port, "POST", path, body, &answer);
+    http_client_once(system->port, "POST", path, body, &answer);
     if (answer.status != status || strstr(buf_text(&answer.body), "\"error\"") == NULL) {
         test_fail(__FILE__, __LINE__, "%.80s: status %d, body %s", body, answer.status,
                   buf_text(&answer.body));
     }
     http_answer_fini(&answer);
-    system_rig_check_answer(rig); /* the server goes on */
+    check_asked(system, QUESTION, ANSWER); /* the server goes on */
 }
 
 static void test_bad_requests_are_refused_and_forgotten(void)
 {
-    struct system_rig rig;
+    struct system_process system;
     struct buf body;
-    system_rig_start(&rig, NULL);
-    check_refused(&rig, "/v1/chat/completions", "{\"messages\":[", 400);
-    check_refused(&rig, "/v1/chat/completions", "{\"messages\":\"Hello\"}", 400);
-    check_refused(&rig, "/v1/chat/completions", "{\"messages\":[]}", 400);
-    check_refused(&rig, "/v1/completions", "{\"prompt\":\"Hi\",\"model\":\"other\"}", 404);
-    check_refused(&rig, "/v1/completions", "{\"prompt\":\"\"}", 400);
-    check_refused(&rig, "/v1/completions", "{\"prompt\":[2,1000000]}", 400);
-    check_refused(&rig, "/v1/completions", "{\"prompt\":[2,-1]}", 400);
-    check_refused(&rig, "/v1/completions", "{\"prompt\":[2,5],\"max_tokens\":0}", 400);
+    system_start(&system, no_args);
+    check_refused(&system, "/v1/chat/completions", "{\"messages\":[", 400);
+    check_refused(&system, "/v1/chat/completions", "{\"messages\":\"Hello\"}", 400);
+    check_refused(&system, "/v1/chat/completions", "{\"messages\":[]}", 400);
+    check_refused(&system, "/v1/completions", "{\"prompt\":\"Hi\",\"model\":\"other\"}", 404);
+    check_refused(&system, "/v1/completions", "{\"prompt\":\"\"}", 400);
+    check_refused(&system, "/v1/completions", "{\"prompt\":[2,1000000]}", 400);
+    check_refused(&system, "/v1/completions", "{\"prompt\":[2,-1]}", 400);
+    check_refused(&system, "/v1/completions", "{\"prompt\":[2,5],\"max_tokens\":0}", 400);
     buf_init(&body);
     buf_append_text(&body, "{\"prompt\":\"");
     for (int i = 0; i < 2000000; i++) {
         buf_append_text(&body, "Hi. ");
     }
     buf_append_text(&body, "\"}"); /* 8 MB: under the body limit, past every context */
-    check_refused(&rig, "/v1/completions", buf_text(&body), 400);
+    check_refused(&system, "/v1/completions", buf_text(&body), 400);
     buf_reset(&body);
     buf_append_text(&body, "{\"prompt\":[");
     for (int i = 0; i < 5000000; i++) {
         buf_append_text(&body, "5,");
     }
     buf_append_text(&body, "5]}");
-    check_refused(&rig, "/v1/completions", buf_text(&body), 400);
+    check_refused(&system, "/v1/completions", buf_text(&body), 400);
     buf_fini(&body);
-    system_rig_await_all_free(&rig);
-    system_rig_stop(&rig);
+    system_expect_all_free(&system);
+    system_stop(&system);
 }
 
 static void copy_file(const char *from_dir, const char *to_dir, const char *name)
@@ -181,7 +211,7 @@ static void check_start_fails(const char *model_dir, const char *reason)
     test_true(pid >= 0);
     if (pid == 0) {
         (void)dup2(fd, STDERR_FILENO);
-        (void)execl(TEST_BEZEL, "bezel", "serve", model_dir, "--port", "0", (char *)NULL);
+        (void)execl(TEST_BEZEL_EXE, "bezel", "serve", model_dir, "--port", "0", (char *)NULL);
         _exit(127);
     }
     test_true(waitpid(pid, &status, 0) == pid);
@@ -203,7 +233,7 @@ static void test_unusable_models_end_the_start(void)
     test_true(mkdtemp(dir) != NULL);
     check_start_fails(dir, "config.json");
     for (size_t i = 0; i < 3; i++) {
-        copy_file(TEST_DEMO_MODEL_DIR, dir, names[i]);
+        copy_file(TEST_SYSTEM_MODEL_DIR, dir, names[i]);
     }
     (void)snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     test_true(truncate(path, 100000) == 0);
