@@ -9,7 +9,7 @@
 
 enum {
     SEQUENCES = 6,
-    TOKENS = 40,
+    TOKENS = 20,
     EXIT_FROZEN = 3,
     EXIT_DEVICE = 4,
 };
@@ -32,7 +32,7 @@ struct cost {
 
 static void check_stage(const struct drive_sequence *undisturbed, const struct cost *cost)
 {
-    const char *const args[] = {"--inject", cost->inject, NULL};
+    const char *const args[] = {"--inject", cost->inject, "--watchdog-ms", "120000", NULL};
     struct worker_rig rig;
     struct drive drive;
     worker_rig_open(&rig, args);
@@ -60,14 +60,14 @@ static void check_stage(const struct drive_sequence *undisturbed, const struct c
 static void test_every_stage_of_a_step(void)
 {
     static const struct cost costs[] = {
-        {"reserve-local:4", true, 0},  {"reserve-local:20", true, 0},
-        {"reserve-global:4", true, 0}, {"reserve-global:20", true, 0},
-        {"stage:2", true, 0},          {"stage:20", true, 0},
-        {"launch:2", true, 0},         {"launch:20", true, 0},
-        {"forward:2", false, 1},       {"forward:20", false, 1},
-        {"sample:5", false, 1},        {"sample:20", false, 1},
-        {"publish:2", false, 1},       {"publish:20", false, 1},
-        {"commit:2", false, 1},        {"commit:20", false, 1},
+        {"reserve-local:4", true, 0},  {"reserve-local:12", true, 0},
+        {"reserve-global:4", true, 0}, {"reserve-global:12", true, 0},
+        {"stage:2", true, 0},          {"stage:12", true, 0},
+        {"launch:2", true, 0},         {"launch:12", true, 0},
+        {"forward:2", false, 1},       {"forward:12", false, 1},
+        {"sample:5", false, 1},        {"sample:12", false, 1},
+        {"publish:2", false, 1},       {"publish:12", false, 1},
+        {"commit:2", false, 1},        {"commit:12", false, 1},
     };
     struct worker_rig rig;
     struct drive drive;

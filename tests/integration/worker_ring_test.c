@@ -32,8 +32,8 @@ static void admit_one(struct worker_client *client)
 
 static void test_a_full_ring_stops_launches_and_resumes(void)
 {
-    static const char *const args[] = {"--ring-records", "64", "--session-timeout-ms", "120000",
-                                       NULL};
+    static const char *const args[] = {
+        "--ring-records", "64", "--session-timeout-ms", "120000", "--watchdog-ms", "120000", NULL};
     struct worker_rig rig;
     worker_rig_open(&rig, args);
     struct worker_client *client = &rig.client;
@@ -78,8 +78,8 @@ static void test_a_full_ring_stops_launches_and_resumes(void)
 /* Sixty steps into a ring of one step's size: every record is read late, none is lost. */
 static void test_a_ring_that_is_always_nearly_full(void)
 {
-    static const char *const args[] = {"--ring-records", "64", "--session-timeout-ms", "120000",
-                                       NULL};
+    static const char *const args[] = {
+        "--ring-records", "64", "--session-timeout-ms", "120000", "--watchdog-ms", "120000", NULL};
     struct worker_rig rig;
     worker_rig_open(&rig, args);
     worker_client_attach(&rig.client);
