@@ -331,6 +331,16 @@ static void *run_control(void *argument)
 
 /* ---- executor; with the lock held ---- */
 
+static void tell_cancel(const struct fake_worker *worker, const struct plan_message *message,
+                        uint64_t at_ns)
+{
+    uint64_t seed = 0;
+    if (message->type == PLAN_CANCEL && worker->options.on_cancel != NULL &&
+        model_find_seed(worker->model, message->as.cancel.seq_id, &seed)) {
+        worker->options.on_cancel(worker->options.owner, seed, at_ns);
+    }
+}
+
 static void deliver_arrivals(struct fake_worker *worker)
 {
     while (worker->arrival_first != NULL) {
@@ -345,6 +355,7 @@ static void deliver_arrivals(struct fake_worker *worker)
             if (plan_decode(nng_msg_body(arrival->message), byte_count, &arena, &message, &err) ==
                 ERR_OK) {
                 worker->stats.pings += message.type == PLAN_PING;
+                tell_cancel(worker, &message, arrival->at_ns);
                 model_deliver(worker->model, &message, arrival->at_ns);
             } else {
                 (void)snprintf(worker->stats.violation, sizeof(worker->stats.violation), "%s",
