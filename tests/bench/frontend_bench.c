@@ -196,18 +196,31 @@ static uint64_t process_cpu_ns(pid_t pid)
     return (uint64_t)now.tv_sec * CLOCK_NS_PER_SEC + (uint64_t)now.tv_nsec;
 }
 
-/* One client connection that counts events as they come. */
+/* One client connection that counts tokens as they come. */
 struct reader {
     struct http_client client;
-    uint32_t events;
-    uint32_t matched; /* characters of the mark seen at the end of the last bytes */
+    uint32_t tokens;
+    uint32_t ids_matched; /* characters of the marks seen at the end of the last bytes */
+    uint32_t done_matched;
+    bool is_in_ids;
+    bool has_digit; /* of the present id */
     bool is_done;
 };
 
-/* Reads what is there; each "data: {" is one token's event, "data: [" the end. */
+/* True where text[0..] has just been seen in whole. */
+static bool match(const char *mark, uint32_t *matched, char byte)
+{
+    *matched = byte == mark[*matched] ? *matched + 1 : byte == mark[0];
+    if (mark[*matched] == '\0') {
+        *matched = 0;
+        return true;
+    }
+    return false;
+}
+
+/* Reads what is there.  An event may hold several tokens, and their number is that of its ids. */
 static void read_events(struct measure *measure, struct reader *reader, uint32_t index)
 {
-    static const char mark[] = "\ndata: ";
     char bytes[8192];
     ssize_t count = recv(reader->client.fd, bytes, sizeof(bytes), MSG_DONTWAIT);
     uint64_t now_ns = clock_now_ns();
@@ -216,16 +229,18 @@ static void read_events(struct measure *measure, struct reader *reader, uint32_t
         return;
     }
     for (ssize_t i = 0; i < count; i++) {
-        if (reader->matched == sizeof(mark) - 1) {
-            reader->matched = 0;
-            reader->is_done = reader->is_done || bytes[i] == '[';
-            if (bytes[i] == '{') {
-                add_delay(measure, index, reader->events++, now_ns);
+        char byte = bytes[i];
+        if (reader->is_in_ids && (byte == ',' || byte == ']')) {
+            if (reader->has_digit) {
+                add_delay(measure, index, reader->tokens++, now_ns);
             }
+            reader->has_digit = false;
+            reader->is_in_ids = byte == ',';
+        } else if (reader->is_in_ids) {
+            reader->has_digit = true;
         }
-        reader->matched = bytes[i] == mark[reader->matched] ? reader->matched + 1
-                          : bytes[i] == '\n'                ? 1
-                                                            : 0;
+        reader->is_in_ids |= match("\"token_ids\":[", &reader->ids_matched, byte);
+        reader->is_done |= match("data: [DONE]", &reader->done_matched, byte);
     }
 }
 
@@ -279,7 +294,8 @@ static void bench_http(const char *run_dir, const char *const *programs, uint32_
         char body[300];
         (void)snprintf(body, sizeof(body),
                        "{\"model\":\"bench\",\"prompt\":[301,302,303,304,305,306,307,308],"
-                       "\"max_tokens\":%u,\"seed\":%u,\"ignore_eos\":true,\"stream\":true}",
+                       "\"max_tokens\":%u,\"seed\":%u,\"ignore_eos\":true,\"stream\":true,"
+                       "\"return_token_ids\":true}",
                        measure->tokens, i); /* it fits */
         http_client_open(&readers[i].client, frontend.port);
         http_client_request(&readers[i].client, "POST", "/v1/completions", "", body);
