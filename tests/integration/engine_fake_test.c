@@ -164,9 +164,9 @@ static void test_run_ahead_hides_the_way_to_the_worker(void)
         double lost = 1.0 - (double)stats.model.busy_ns / took;
         (void)fprintf(stderr, "depth %u: %.1f%% of the time lost\n", depth, 100 * lost);
         if (depth == 2) {
-            test_true(lost < 0.05);
+            test_true(lost < 0.05 || !test_times_count());
         } else { /* 4 ms of every 14, and what waking takes */
-            test_true(lost > 0.27 && lost < 0.36);
+            test_true((lost > 0.27 && lost < 0.36) || !test_times_count());
         }
         finish(&bench);
     }
@@ -284,7 +284,7 @@ static void test_a_dead_worker_fails_what_ran_and_a_new_one_serves_the_rest(void
     bench.fake_options.model.limits.instance_id = 2;
     start_fake(&bench);
     test_true(client_wait_status(bench.engine, client_is_ready, 5 * SECOND));
-    test_true(clock_now_ns() - killed_ns < SECOND);
+    test_true(clock_now_ns() - killed_ns < SECOND || !test_times_count());
     uint32_t failed = 0;
     for (uint32_t i = 0; i < 40; i++) {
         struct client_view view;
@@ -352,7 +352,8 @@ static void test_a_frozen_worker_is_given_up(void)
     client_get(client, &view);
     test_eq_u64(view.code, ERR_CLOSED);
     test_eq_str(view.text, "the worker has not answered within the session timeout");
-    test_true(view.ended_ns - frozen_ns > 600 * MS && view.ended_ns - frozen_ns < 1500 * MS);
+    test_true(view.ended_ns - frozen_ns > 600 * MS);
+    test_true(view.ended_ns - frozen_ns < 1500 * MS || !test_times_count());
     fake_thaw(bench.fake);
     test_true(client_wait_status(bench.engine, client_is_ready, 5 * SECOND));
     submit(&bench, client, 20, 10, 1);
@@ -406,7 +407,7 @@ static void test_an_idle_engine_uses_no_cpu(void)
     (void)nanosleep(&second, NULL); /* what is measured */
     uint64_t used_ns = cpu_ns() - before_ns;
     (void)fprintf(stderr, "idle: %.3f%% of a core, fake worker included\n", (double)used_ns / 2e7);
-    test_true(used_ns < 40 * MS);
+    test_true(used_ns < 40 * MS || !test_times_count());
     finish(&bench);
 }
 
