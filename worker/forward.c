@@ -321,7 +321,7 @@ enum err_code forward_head(struct forward *forward, const uint32_t *token_index,
         .table = forward->options.weights->lm_head,
         .vocab_tokens = config->info.vocab_tokens,
         .softcap = config->softcap,
-        .logits = logits,
     };
+    args.logits = logits;
     return forward->options.ops->head(forward->options.stream, &args, err);
 }

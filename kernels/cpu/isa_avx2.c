@@ -185,7 +185,7 @@ TILE void accumulate_tile(const struct k_accumulate_args *args, const struct til
     for (uint32_t r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (uint32_t b = 0; b < blocks; b++) {
-            const float *at = acc + (uint64_t)r * args->dims + b * K_LANE_BLOCK;
+            const float *at = acc + (uint64_t)r * args->dims + (uint64_t)b * K_LANE_BLOCK;
             even[r][b] = _mm256_loadu_ps(at);
             odd[r][b] = _mm256_loadu_ps(at + 8);
         }
@@ -193,7 +193,7 @@ TILE void accumulate_tile(const struct k_accumulate_args *args, const struct til
     for (uint32_t j = tile->key; j < tile->key_end; j++) {
 #pragma GCC unroll 4
         for (uint32_t b = 0; b < blocks; b++) {
-            const uint16_t *at = v + (uint64_t)j * args->dims + b * K_LANE_BLOCK;
+            const uint16_t *at = v + (uint64_t)j * args->dims + (uint64_t)b * K_LANE_BLOCK;
             __m256i pairs = load_pairs(at);
             _mm_prefetch(at + (uint64_t)KEY_GROUP * args->dims, _MM_HINT_T0);
             __m256 v_even = even_of(pairs);
@@ -210,7 +210,7 @@ TILE void accumulate_tile(const struct k_accumulate_args *args, const struct til
     for (uint32_t r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (uint32_t b = 0; b < blocks; b++) {
-            float *at = acc + (uint64_t)r * args->dims + b * K_LANE_BLOCK;
+            float *at = acc + (uint64_t)r * args->dims + (uint64_t)b * K_LANE_BLOCK;
             _mm256_storeu_ps(at, even[r][b]);
             _mm256_storeu_ps(at + 8, odd[r][b]);
         }

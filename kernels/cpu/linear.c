@@ -22,7 +22,7 @@ struct scratch {
 size_t k_cpu_linear_scratch_bytes(const struct k_cpu_shape *shape)
 {
     size_t row_elems = num_align_up(shape->max_in_elems, K_LANE_BLOCK);
-    return (size_t)K_ROW_BLOCK * (row_elems + 2 * COL_TILE) * sizeof(float);
+    return (size_t)K_ROW_BLOCK * (row_elems + 2UL * COL_TILE) * sizeof(float);
 }
 
 static struct scratch scratch_of(const struct k_stream *stream, uint32_t thread)
@@ -30,8 +30,8 @@ static struct scratch scratch_of(const struct k_stream *stream, uint32_t thread)
     float *at = k_stream_scratch(stream, thread);
     return (struct scratch){
         .first = at,
-        .second = at + K_ROW_BLOCK * COL_TILE,
-        .x = at + 2 * K_ROW_BLOCK * COL_TILE,
+        .second = at + (size_t)K_ROW_BLOCK * COL_TILE,
+        .x = at + 2UL * K_ROW_BLOCK * COL_TILE,
     };
 }
 

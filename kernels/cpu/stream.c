@@ -36,7 +36,7 @@ static size_t scratch_bytes(const struct k_cpu_shape *shape)
 uint64_t k_cpu_stream_bytes(const struct k_cpu_options *options)
 {
     return (uint64_t)options->threads * scratch_bytes(&options->shape) +
-           2 * BF16_VALUES * sizeof(uint16_t);
+           2UL * BF16_VALUES * sizeof(uint16_t);
 }
 
 enum err_code k_cpu_stream_create(const struct k_cpu_options *options, struct k_stream **out_stream,

@@ -39,13 +39,23 @@ static uint64_t logits_bytes(const struct golden *golden, uint32_t count)
     return (uint64_t)count * golden->vocab_tokens * sizeof(uint16_t);
 }
 
+static struct paged_rows rows_of(const struct golden *golden, const uint16_t *logits,
+                                 uint32_t count)
+{
+    return (struct paged_rows){
+        .logits = logits,
+        .rows = count,
+        .vocab_tokens = golden->vocab_tokens,
+    };
+}
+
 static void meter_add(struct golden_meter *meter, const struct golden *golden,
                       const struct golden_case *at, const uint16_t *logits)
 {
     float *logprobs = mem_zalloc((uint64_t)at->count * GOLDEN_TOP, sizeof(*logprobs));
     uint32_t *best = mem_zalloc(at->count, sizeof(*best));
-    paged_logprobs(logits, at->count, golden->vocab_tokens, at->top_ids, GOLDEN_TOP, logprobs,
-                   best);
+    struct paged_rows rows = rows_of(golden, logits, at->count);
+    paged_logprobs(&rows, at->top_ids, GOLDEN_TOP, logprobs, best);
     golden_meter_add(meter, at, logprobs, best);
     mem_free(best);
     mem_free(logprobs);
@@ -139,8 +149,10 @@ static void compare(const struct golden *golden, const struct golden_case *at, c
     uint64_t pairs = (uint64_t)at->count * GOLDEN_TOP;
     float *a = mem_zalloc(pairs, sizeof(*a));
     float *b = mem_zalloc(pairs, sizeof(*b));
-    paged_logprobs(left, at->count, golden->vocab_tokens, at->top_ids, GOLDEN_TOP, a, NULL);
-    paged_logprobs(right, at->count, golden->vocab_tokens, at->top_ids, GOLDEN_TOP, b, NULL);
+    struct paged_rows left_rows = rows_of(golden, left, at->count);
+    struct paged_rows right_rows = rows_of(golden, right, at->count);
+    paged_logprobs(&left_rows, at->top_ids, GOLDEN_TOP, a, NULL);
+    paged_logprobs(&right_rows, at->top_ids, GOLDEN_TOP, b, NULL);
     *out = (struct golden_distance){0};
     for (uint64_t i = 0; i < pairs; i++) {
         double distance = fabs((double)a[i] - (double)b[i]);
@@ -198,7 +210,8 @@ static void check_greedy(const char *name)
         memcpy(ids, greedy->prompt->ids, prompt_count * sizeof(*ids));
         memcpy(ids + prompt_count, greedy->tokens, greedy->count * sizeof(*ids));
         paged_sequence(paged, ids, count, 64, logits);
-        paged_logprobs(logits, count, golden->vocab_tokens, NULL, 0, NULL, best);
+        struct paged_rows rows = rows_of(golden, logits, count);
+        paged_logprobs(&rows, NULL, 0, NULL, best);
         for (uint32_t t = 0; t < greedy->count; t++) {
             bool is_same = best[prompt_count - 1 + t] == greedy->tokens[t];
             agreed += is_same ? 1 : 0;
@@ -244,7 +257,7 @@ static void test_neighbours_and_padding_change_nothing(void)
     for (uint32_t s = 0; s < SEQUENCES; s++) {
         expected[s] = logits_of(golden, counts[s] + 3);
         /* every sequence starts elsewhere in the case: different content */
-        paged_sequence(alone, at->ids + 37 * s, counts[s] + 3, counts[s] + 3, expected[s]);
+        paged_sequence(alone, at->ids + 37UL * s, counts[s] + 3, counts[s] + 3, expected[s]);
     }
     uint16_t *logits = logits_of(golden, 1664);
     for (uint32_t step = 0; step < 3; step++) {
@@ -256,7 +269,7 @@ static void test_neighbours_and_padding_change_nothing(void)
                 .slot = s,
                 .start = start,
                 .count = step == 0 ? counts[s] : 1,
-                .ids = at->ids + 37 * s + start,
+                .ids = at->ids + 37UL * s + start,
             };
         }
         paged_step(crowd, segments, SEQUENCES, logits);

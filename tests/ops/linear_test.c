@@ -59,17 +59,22 @@ static void check_linear(struct k_stream *stream, uint64_t *random, uint32_t row
     mem_free(x);
 }
 
+static void check_shapes(struct k_stream *stream, uint32_t rows)
+{
+    uint64_t random = SEED + rows;
+    for (uint32_t i = 0; i < COUNT_OF(in_counts); i++) {
+        for (uint32_t o = 0; o < COUNT_OF(out_counts); o++) {
+            check_linear(stream, &random, rows, in_counts[i], out_counts[o]);
+        }
+    }
+}
+
 static void test_linear_is_the_product(void)
 {
     for (int loops = 0; loops < OPS_LOOPS_COUNT; loops++) {
-        uint64_t random = SEED;
         struct k_stream *stream = ops_stream((enum ops_loops)loops, 0.0F);
         for (uint32_t r = 0; r < COUNT_OF(row_counts); r++) {
-            for (uint32_t i = 0; i < COUNT_OF(in_counts); i++) {
-                for (uint32_t o = 0; o < COUNT_OF(out_counts); o++) {
-                    check_linear(stream, &random, row_counts[r], in_counts[i], out_counts[o]);
-                }
-            }
+            check_shapes(stream, row_counts[r]);
         }
         k_cpu_stream_destroy(stream);
     }
@@ -85,8 +90,8 @@ static void test_a_row_has_the_same_bits_in_any_company(void)
         IN = 333,
         OUT = 101
     };
-    uint16_t *x = ops_random_bf16(&random, ROWS * IN, 1.0);
-    uint16_t *w = ops_random_bf16(&random, OUT * IN, 0.1);
+    uint16_t *x = ops_random_bf16(&random, (uint64_t)ROWS * IN, 1.0);
+    uint16_t *w = ops_random_bf16(&random, (uint64_t)OUT * IN, 0.1);
     uint16_t all[ROWS * OUT];
     uint16_t some[ROWS * OUT];
     struct k_linear_args args = {
@@ -202,8 +207,8 @@ static void test_head_gathers_and_caps(void)
         struct err err = {0};
         uint64_t random = SEED;
         struct k_stream *stream = ops_stream((enum ops_loops)loops, 30.0F);
-        uint16_t *x = ops_random_bf16(&random, TOKENS * HIDDEN, 1.0);
-        uint16_t *table = ops_random_bf16(&random, OPS_VOCAB * HIDDEN, 2.0);
+        uint16_t *x = ops_random_bf16(&random, (uint64_t)TOKENS * HIDDEN, 1.0);
+        uint16_t *table = ops_random_bf16(&random, (uint64_t)OPS_VOCAB * HIDDEN, 2.0);
         uint16_t *logits = mem_zalloc(COUNT_OF(index) * OPS_VOCAB, sizeof(*logits));
         struct k_head_args args = {
             .x = x,

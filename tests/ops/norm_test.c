@@ -225,27 +225,41 @@ static void check_head(const uint16_t *got, const uint16_t *in, const uint16_t *
     }
 }
 
-static void check_qkv(bool has_v, bool writes_kv)
-{
-    struct err err = {0};
-    uint64_t random = SEED;
-    struct k_stream *stream = ops_stream(OPS_LOOPS_BEST, 0.0F);
-    /* Two sequences across page borders and around the table, and a padding token. */
-    static const uint32_t positions[] = {6, 7, 8, 9, 31, 32, 33, 0};
-    static const uint32_t slots[] = {0, 0, 0, 0, 1, 1, 1, K_SLOT_NONE};
-    enum {
-        TOKENS = 8
-    };
-    uint32_t row_heads = HEADS + (writes_kv ? KV_HEADS * (has_v ? 2 : 1) : 0);
-    uint64_t elems = (uint64_t)TOKENS * row_heads * HEAD_DIM;
-    uint16_t *qkv = ops_random_bf16(&random, elems, 2.0);
-    uint16_t *before = mem_zalloc(elems, sizeof(*before));
-    uint16_t *q_norm = ops_random_bf16(&random, HEAD_DIM, 1.0);
-    uint16_t *k_norm = ops_random_bf16(&random, HEAD_DIM, 1.0);
-    uint16_t *cos_sin = ops_random_bf16(&random, 64 * 2 * PAIRS, 0.6);
+/* Two sequences across page borders and around the table, and a padding token. */
+static const uint32_t qkv_positions[] = {6, 7, 8, 9, 31, 32, 33, 0};
+static const uint32_t qkv_slots[] = {0, 0, 0, 0, 1, 1, 1, K_SLOT_NONE};
+enum {
+    TOKENS = 8
+};
+
+struct qkv_rig {
+    bool has_v;
+    bool writes_kv;
+    uint32_t row_heads;
+    uint16_t *qkv;
+    uint16_t *before; /* qkv as it was */
+    uint16_t *q_norm;
+    uint16_t *k_norm;
+    uint16_t *cos_sin;
     uint32_t table[SLOTS * TABLE_PAGES];
-    struct k_pages pages = {
-        .table = table,
+    struct k_pages pages;
+    uint64_t pool_elems;
+};
+
+static void qkv_rig_init(struct qkv_rig *rig, bool has_v, bool writes_kv)
+{
+    uint64_t random = SEED;
+    *rig = (struct qkv_rig){.has_v = has_v, .writes_kv = writes_kv};
+    rig->row_heads = HEADS + (writes_kv ? KV_HEADS * (has_v ? 2 : 1) : 0);
+    uint64_t elems = (uint64_t)TOKENS * rig->row_heads * HEAD_DIM;
+    rig->qkv = ops_random_bf16(&random, elems, 2.0);
+    rig->before = mem_zalloc(elems, sizeof(*rig->before));
+    memcpy(rig->before, rig->qkv, elems * sizeof(*rig->qkv));
+    rig->q_norm = ops_random_bf16(&random, HEAD_DIM, 1.0);
+    rig->k_norm = ops_random_bf16(&random, HEAD_DIM, 1.0);
+    rig->cos_sin = ops_random_bf16(&random, 64UL * 2 * PAIRS, 0.6);
+    rig->pages = (struct k_pages){
+        .table = rig->table,
         .table_pages = TABLE_PAGES,
         .pages = PAGES,
         .page_tokens = PAGE_TOKENS,
@@ -253,23 +267,66 @@ static void check_qkv(bool has_v, bool writes_kv)
         .kv_heads = KV_HEADS,
         .head_dim = HEAD_DIM,
     };
-    uint64_t pool_elems = (PAGES + 1) * k_page_offset(&pages, 1, 0, 0, 0);
-    pages.base = mem_zalloc(pool_elems, sizeof(uint16_t));
-    memset(pages.base, 0xff, pool_elems * sizeof(uint16_t));
-    memcpy(before, qkv, elems * sizeof(*qkv));
+    rig->pool_elems = (PAGES + 1) * k_page_offset(&rig->pages, 1, 0, 0, 0);
+    rig->pages.base = mem_zalloc(rig->pool_elems, sizeof(uint16_t));
+    memset(rig->pages.base, 0xff, rig->pool_elems * sizeof(uint16_t));
     for (uint32_t i = 0; i < SLOTS * TABLE_PAGES; i++) {
-        table[i] = PAGES - 1 - i;
+        rig->table[i] = PAGES - 1 - i;
     }
+}
+
+static void qkv_rig_fini(struct qkv_rig *rig)
+{
+    mem_free(rig->pages.base);
+    mem_free(rig->cos_sin);
+    mem_free(rig->k_norm);
+    mem_free(rig->q_norm);
+    mem_free(rig->before);
+    mem_free(rig->qkv);
+}
+
+/* Checks one token's heads; returns elements that it must have written to the pool. */
+static uint64_t check_token(const struct qkv_rig *rig, uint32_t t)
+{
+    uint64_t row_from = (uint64_t)t * rig->row_heads * HEAD_DIM;
+    const uint16_t *row = rig->before + row_from;
+    const uint16_t *angles = rig->cos_sin + (uint64_t)qkv_positions[t] * 2 * PAIRS;
+    bool is_padding = qkv_slots[t] == K_SLOT_NONE;
+    uint32_t page = is_padding ? PAGES : k_page_of(&rig->pages, qkv_slots[t], qkv_positions[t]);
+    uint64_t within = (uint64_t)(qkv_positions[t] % PAGE_TOKENS) * HEAD_DIM;
+    uint64_t written = 0;
+    for (uint32_t head = 0; head < HEADS; head++) {
+        uint64_t from = (uint64_t)head * HEAD_DIM;
+        check_head(rig->qkv + row_from + from, row + from, rig->q_norm, angles, "q");
+    }
+    for (uint32_t head = 0; rig->writes_kv && head < KV_HEADS; head++) {
+        const uint16_t *k = row + (uint64_t)(HEADS + head) * HEAD_DIM;
+        const uint16_t *v = rig->has_v ? k + (uint64_t)KV_HEADS * HEAD_DIM : k;
+        check_head(rig->pages.base + k_page_offset(&rig->pages, page, 1, 0, head) + within, k,
+                   rig->k_norm, angles, "k");
+        check_head(rig->pages.base + k_page_offset(&rig->pages, page, 1, 1, head) + within, v, NULL,
+                   NULL, "v");
+        written += 2UL * HEAD_DIM;
+    }
+    return written;
+}
+
+static void check_qkv(bool has_v, bool writes_kv)
+{
+    struct err err = {0};
+    struct qkv_rig rig;
+    struct k_stream *stream = ops_stream(OPS_LOOPS_BEST, 0.0F);
+    qkv_rig_init(&rig, has_v, writes_kv);
     struct k_qkv_norm_rope_args args = {
-        .tokens = {.count = TOKENS, .positions = positions, .slots = slots},
-        .pages = pages,
+        .tokens = {.count = TOKENS, .positions = qkv_positions, .slots = qkv_slots},
+        .pages = rig.pages,
         .kv_layer = 1,
         .writes_kv = writes_kv,
         .has_v = has_v,
-        .qkv = qkv,
-        .q_norm = q_norm,
-        .k_norm = k_norm,
-        .cos_sin = cos_sin,
+        .qkv = rig.qkv,
+        .q_norm = rig.q_norm,
+        .k_norm = rig.k_norm,
+        .cos_sin = rig.cos_sin,
         .rotated_pairs = PAIRS,
         .heads = HEADS,
         .eps = EPS,
@@ -277,36 +334,13 @@ static void check_qkv(bool has_v, bool writes_kv)
     test_ok(k_cpu_ops()->qkv_norm_rope(stream, &args, &err), &err);
     uint64_t written = 0;
     for (uint32_t t = 0; t < TOKENS; t++) {
-        const uint16_t *row = before + (uint64_t)t * row_heads * HEAD_DIM;
-        const uint16_t *angles = cos_sin + positions[t] * 2 * PAIRS;
-        for (uint32_t head = 0; head < HEADS; head++) {
-            uint64_t from = (uint64_t)head * HEAD_DIM;
-            check_head(qkv + (uint64_t)t * row_heads * HEAD_DIM + from, row + from, q_norm, angles,
-                       "q");
-        }
-        for (uint32_t head = 0; writes_kv && head < KV_HEADS; head++) {
-            uint32_t page =
-                slots[t] == K_SLOT_NONE ? PAGES : k_page_of(&pages, slots[t], positions[t]);
-            uint64_t within = (uint64_t)(positions[t] % PAGE_TOKENS) * HEAD_DIM;
-            const uint16_t *k = row + (HEADS + head) * HEAD_DIM;
-            const uint16_t *v = has_v ? k + KV_HEADS * HEAD_DIM : k;
-            check_head(pages.base + k_page_offset(&pages, page, 1, 0, head) + within, k, k_norm,
-                       angles, "k");
-            check_head(pages.base + k_page_offset(&pages, page, 1, 1, head) + within, v, NULL, NULL,
-                       "v");
-            written += 2 * HEAD_DIM;
-        }
+        written += check_token(&rig, t);
     }
-    for (uint64_t i = 0; i < pool_elems; i++) {
-        written -= pages.base[i] != 0xffff ? 1 : 0;
+    for (uint64_t i = 0; i < rig.pool_elems; i++) {
+        written -= rig.pages.base[i] != 0xffff ? 1 : 0;
     }
     test_eq_u64(written, 0); /* nothing else was touched */
-    mem_free(pages.base);
-    mem_free(cos_sin);
-    mem_free(k_norm);
-    mem_free(q_norm);
-    mem_free(before);
-    mem_free(qkv);
+    qkv_rig_fini(&rig);
     k_cpu_stream_destroy(stream);
 }
 

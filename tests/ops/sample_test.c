@@ -111,15 +111,15 @@ static void twin_values(struct rig *rig, double *values)
         values[v] = ops_f64(rig->logits, v);
     }
     for (uint32_t i = 0; i < s->suppress_count; i++) {
-        values[s->suppress_ids[i]] = -INFINITY;
+        values[s->suppress_ids[i]] = (double)-INFINITY;
     }
     for (uint32_t i = 0; i < s->stop_count && rig->position - s->output_start < s->min_tokens;
          i++) {
-        values[s->stop_ids[i]] = -INFINITY;
+        values[s->stop_ids[i]] = (double)-INFINITY;
     }
     for (uint32_t v = 0; v < OPS_VOCAB; v++) {
         if (rig->has_mask && (rig->mask[v / 32] >> (v % 32) & 1U) == 0) {
-            values[v] = -INFINITY;
+            values[v] = (double)-INFINITY;
         }
         if (s->counts_tokens && counts[v] != 0) {
             uint32_t output = counts[v] & ~K_COUNT_PROMPT;
@@ -361,8 +361,8 @@ static void test_rows_do_not_see_each_other(void)
     uint64_t random = SEED;
     slots_rig_init(&slots);
     struct k_stream *stream = ops_stream(OPS_LOOPS_BEST, 0.0F);
-    uint16_t *logits = ops_random_bf16(&random, ROWS * OPS_VOCAB, 1.0);
-    uint16_t *reordered = mem_zalloc(ROWS * OPS_VOCAB, sizeof(*reordered));
+    uint16_t *logits = ops_random_bf16(&random, (uint64_t)ROWS * OPS_VOCAB, 1.0);
+    uint16_t *reordered = mem_zalloc((size_t)ROWS * OPS_VOCAB, sizeof(*reordered));
     struct k_sample_row rows[ROWS];
     struct k_pick picks[2][ROWS];
     struct k_logprob_row logprobs[ROWS];
@@ -378,7 +378,8 @@ static void test_rows_do_not_see_each_other(void)
             uint32_t r = turn == 0 ? i : ROWS - 1 - i;
             rows[i] =
                 (struct k_sample_row){.row = r, .slot = r, .position = 40 + r, .mask_row = K_NONE};
-            memcpy(reordered + i * OPS_VOCAB, logits + r * OPS_VOCAB, OPS_VOCAB * sizeof(*logits));
+            memcpy(reordered + (size_t)i * OPS_VOCAB, logits + (size_t)r * OPS_VOCAB,
+                   OPS_VOCAB * sizeof(*logits));
         }
         struct k_sample_args args = {
             .slots = slots.slots,
@@ -444,7 +445,7 @@ static void test_logprobs_rank_and_pairs(void)
     uint64_t random = SEED;
     for (int loops = 0; loops < OPS_LOOPS_COUNT; loops++) {
         struct k_stream *stream = ops_stream((enum ops_loops)loops, 0.0F);
-        uint16_t *logits = ops_random_bf16(&random, 4 * OPS_VOCAB, 4.0);
+        uint16_t *logits = ops_random_bf16(&random, 4UL * OPS_VOCAB, 4.0);
         /* In any order into records; the third asks for nothing, the fourth has no token. */
         struct k_logprob_row rows[] = {
             {.target = 999, .want = 1, .record = 3},

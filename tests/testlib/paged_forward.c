@@ -177,21 +177,29 @@ void paged_sequence(struct paged *paged, const uint32_t *ids, uint32_t count, ui
     }
 }
 
-void paged_logprobs(const uint16_t *logits, uint32_t rows, uint32_t vocab_tokens,
-                    const uint32_t *ids, uint32_t per_row, float *out_logprobs, uint32_t *out_best)
+/* log(sum of exp) of a row, and its best token. */
+static double log_sum_exp(const uint16_t *row, uint32_t vocab_tokens, uint32_t *out_best)
 {
-    for (uint32_t r = 0; r < rows; r++) {
-        const uint16_t *row = logits + (uint64_t)r * vocab_tokens;
-        double sum = 0.0;
+    double sum = 0.0;
+    uint32_t best = 0;
+    for (uint32_t v = 0; v < vocab_tokens; v++) {
+        sum += exp((double)k_f32_from_bf16(row[v]));
+        best = k_f32_from_bf16(row[v]) > k_f32_from_bf16(row[best]) ? v : best;
+    }
+    *out_best = best;
+    return log(sum);
+}
+
+void paged_logprobs(const struct paged_rows *at, const uint32_t *ids, uint32_t per_row,
+                    float *out_logprobs, uint32_t *out_best)
+{
+    for (uint32_t r = 0; r < at->rows; r++) {
+        const uint16_t *row = at->logits + (uint64_t)r * at->vocab_tokens;
+        uint64_t from = (uint64_t)r * per_row;
         uint32_t best = 0;
-        for (uint32_t v = 0; v < vocab_tokens; v++) {
-            sum += exp((double)k_f32_from_bf16(row[v]));
-            best = k_f32_from_bf16(row[v]) > k_f32_from_bf16(row[best]) ? v : best;
-        }
+        double total = log_sum_exp(row, at->vocab_tokens, &best);
         for (uint32_t i = 0; i < per_row; i++) {
-            uint32_t id = ids[(uint64_t)r * per_row + i];
-            out_logprobs[(uint64_t)r * per_row + i] =
-                (float)((double)k_f32_from_bf16(row[id]) - log(sum));
+            out_logprobs[from + i] = (float)((double)k_f32_from_bf16(row[ids[from + i]]) - total);
         }
         if (out_best != NULL) {
             out_best[r] = best;

@@ -52,8 +52,14 @@ void paged_step(struct paged *paged, const struct paged_segment *segments, uint3
 void paged_sequence(struct paged *paged, const uint32_t *ids, uint32_t count, uint32_t chunk,
                     uint16_t *logits);
 
-/* Logprobs at ids [per_row] of each row, and the best token of each row (or null). */
-void paged_logprobs(const uint16_t *logits, uint32_t rows, uint32_t vocab_tokens,
-                    const uint32_t *ids, uint32_t per_row, float *out_logprobs, uint32_t *out_best);
+struct paged_rows {
+    const uint16_t *logits; /* [rows, vocab_tokens] */
+    uint32_t rows;
+    uint32_t vocab_tokens;
+};
+
+/* Logprobs at ids [rows, per_row], and the best token of each row (or null). */
+void paged_logprobs(const struct paged_rows *at, const uint32_t *ids, uint32_t per_row,
+                    float *out_logprobs, uint32_t *out_best);
 
 #endif

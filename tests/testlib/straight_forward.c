@@ -73,7 +73,7 @@ static void attend_query(struct straight *s, const struct model_layer *layer, ui
                          uint32_t head)
 {
     uint32_t head_dim = layer->head_dim;
-    uint32_t kv_head = head / (s->config->heads / layer->kv_heads);
+    uint32_t kv_head = head * layer->kv_heads / s->config->heads; /* groups are contiguous */
     const float *q = s->q + ((uint64_t)query * s->config->heads + head) * head_dim;
     float *out = s->attended + ((uint64_t)query * s->config->heads + head) * head_dim;
     double max = -HUGE_VAL;
