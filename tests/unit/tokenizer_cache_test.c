@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <dirent.h>
@@ -357,6 +358,49 @@ static void test_writers_race(void)
     place_remove(&place);
 }
 
+static double thread_seconds(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now); /* cannot fail for this clock */
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* The promises for the official file, in processor time: a busy machine does not break them. */
+static void test_official_file_times(void)
+{
+    enum {
+        TEXT_BYTES = 4 << 20
+    };
+    struct place place;
+    struct err err = {0};
+    if (!test_times_count()) {
+        test_skip("this build is not made for speed");
+    }
+    place_make(&place);
+    for (int round = 0; round < 2; round++) {
+        struct tokenizer *tokenizer = NULL;
+        double start_s = thread_seconds();
+        test_ok(tok_load(TEST_OFFICIAL_TOKENIZER, place.cache_dir, &tokenizer, &err), &err);
+        double load_s = thread_seconds() - start_s;
+        (void)printf("load %d: %.0f ms\n", round + 1, load_s * 1e3);
+        test_true(load_s < (round == 0 ? 2.0 : 0.1));
+        if (round == 1) {
+            char *text = mem_zalloc(TEXT_BYTES, 1);
+            struct tok_ids ids = {0};
+            memset(text, 'a', TEXT_BYTES);
+            start_s = thread_seconds();
+            tok_encode(tokenizer, text, TEXT_BYTES, TOK_SPECIAL_AS_TEXT, &ids);
+            double encode_s = thread_seconds() - start_s;
+            (void)printf("4 MB of one letter: %.0f ms\n", encode_s * 1e3);
+            test_true(TEXT_BYTES / encode_s > 5e6);
+            tok_ids_fini(&ids);
+            mem_free(text);
+        }
+        tok_destroy(tokenizer);
+    }
+    place_remove(&place);
+}
+
 static const struct test_case cases[] = {
     TEST(test_cache_is_written_and_read),
     TEST(test_damage_is_found),
@@ -367,6 +411,7 @@ static const struct test_case cases[] = {
     TEST(test_link_is_not_followed),
     TEST(test_unusable_folder_is_no_error),
     TEST(test_writers_race),
+    TEST(test_official_file_times),
 };
 
 int main(int argc, char **argv)
