@@ -196,7 +196,7 @@ static void test_template_cases(void)
 {
     struct tally tally = {0};
     check_file("chat/chat_template_cases.json", &tally);
-    test_eq_u64(tally.rendered, 2 * 87); /* of 88 one is an error */
+    test_eq_u64(tally.rendered, 2UL * 87); /* of 88 one is an error */
     test_true(tally.same_ids > 160 && tally.forged > 0);
 }
 

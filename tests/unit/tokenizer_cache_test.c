@@ -64,19 +64,18 @@ static void place_make(struct place *place)
 /* Files in the cache folder; remembers the last one's path. */
 static size_t count_files(struct place *place)
 {
-    DIR *dir = opendir(place->cache_dir);
+    struct dirent **entries = NULL;
+    int entry_count = scandir(place->cache_dir, &entries, NULL, alphasort);
     size_t count = 0;
-    if (dir == NULL) {
-        return 0;
-    }
-    for (const struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
-        if (entry->d_name[0] != '.') {
+    for (int i = 0; i < entry_count; i++) {
+        if (entries[i]->d_name[0] != '.') {
             (void)snprintf(place->cache_path, sizeof(place->cache_path), "%s/%s", place->cache_dir,
-                           entry->d_name);
+                           entries[i]->d_name);
             count++;
         }
+        free(entries[i]);
     }
-    (void)closedir(dir); /* only read */
+    free(entries);
     return count;
 }
 
