@@ -9,11 +9,10 @@
 #include "tests/testlib/test.h"
 
 enum {
-    DEMO_PROMPTS = 12,
-    DEMO_OUTPUT = 20,
-    FEW_PROMPTS = 6,
+    DEMO_PROMPTS = 6,
+    DEMO_OUTPUT = 14,
     LONG_OUTPUT = 3000,
-    COMPARED_OUTPUT = 1000 /* of those, compared with a pool that keeps everything */
+    COMPARED_OUTPUT = 500 /* of those, compared with a pool that keeps everything */
 };
 
 static void demo_dir(char *path, size_t path_bytes)
@@ -117,10 +116,12 @@ static void demo_setup(struct demo *demo)
     demo_dir(path, sizeof(path));
     drive_model_load(&demo->model, path);
     golden_prompts_load(&demo->prompts);
-    test_true(demo->prompts.count >= DEMO_PROMPTS);
+    /* From 14 tokens to 364, which is beyond the window. */
+    static const uint32_t chosen[DEMO_PROMPTS] = {0, 1, 5, 9, 10, 14};
+    test_true(demo->prompts.count > 14);
     demo->alone = mem_zalloc(DEMO_PROMPTS, sizeof(*demo->alone));
     for (uint32_t i = 0; i < DEMO_PROMPTS; i++) {
-        const struct golden_prompt *prompt = &demo->prompts.at[i];
+        const struct golden_prompt *prompt = &demo->prompts.at[chosen[i]];
         demo->alone[i].admit = admit_of(prompt->prompt_ids, prompt->prompt_count, DEMO_OUTPUT, i);
         if (i % 4 == 0) {
             demo->alone[i].admit.stop_ids = (struct wire_u32_array){
@@ -147,7 +148,7 @@ static void test_mixed_and_ahead_is_as_alone(void)
     static const struct {
         uint32_t ahead;
         uint32_t chunk;
-    } ways[] = {{1, 16}, {1, 65}, {2, 1}, {2, 16}, {2, 63}, {2, 64}, {2, 65}, {4, 16}, {4, 63}};
+    } ways[] = {{1, 65}, {2, 1}, {2, 16}, {2, 63}, {2, 64}, {4, 16}};
     struct demo demo;
     demo_setup(&demo);
     for (uint32_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
@@ -169,12 +170,12 @@ static void test_checkpoints_mixed_and_ahead(void)
         uint32_t count = 0;
         for (uint32_t i = 0; i < golden->case_count; i++) {
             const struct golden_case *one = &golden->cases[i];
-            if (one->count <= 1025) {
+            if (one->count <= 300 || one->count == 1025) {
                 alone[count].admit = admit_of(one->ids, one->count, 8, count);
                 count++;
             }
         }
-        test_true(count >= 3);
+        test_true(count >= 2);
         run_alone(&model, alone, count);
         for (uint32_t c = 0; c < 3; c++) {
             struct drive_options options = usual_options(n == 2 ? 64 + c : chunks[c], 1U << c);
@@ -198,9 +199,9 @@ static void fail_once(const struct demo *demo, enum inject_stage stage, uint32_t
     struct drive *drive = drive_create(&demo->model, &options);
     uint32_t failed = 0;
     for (uint32_t wave = 0; wave < 2; wave++) {
-        struct drive_seq *seqs = copy_admits(demo->alone, FEW_PROMPTS);
-        drive_run(drive, seqs, FEW_PROMPTS);
-        for (uint32_t i = 0; i < FEW_PROMPTS; i++) {
+        struct drive_seq *seqs = copy_admits(demo->alone, DEMO_PROMPTS);
+        drive_run(drive, seqs, DEMO_PROMPTS);
+        for (uint32_t i = 0; i < DEMO_PROMPTS; i++) {
             failed += seqs[i].has_failed;
             test_true(!seqs[i].has_failed || wave == 0);
             if (!seqs[i].has_failed) {
@@ -269,7 +270,7 @@ static void test_held_rows_go_on_where_they_were(void)
         for (uint32_t i = 0; i < DEMO_PROMPTS; i++) {
             check_same(&seqs[i], &demo.alone[i], i);
         }
-        test_true(drive->held_count > 20);
+        test_true(drive->held_count > 4);
         mem_free(seqs);
         drive_destroy(drive);
     }
