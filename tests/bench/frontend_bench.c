@@ -91,11 +91,12 @@ static void print_result(struct measure *measure, uint64_t step_us, double secon
                          double cpu_ns_per_token)
 {
     uint32_t count = atomic_load(&measure->delay_count);
+    uint32_t middle = count / 2;
+    uint32_t high = count - 1 - count / 100;
     qsort(measure->delays_ns, count, sizeof(measure->delays_ns[0]), compare_u64);
     (void)printf("%8u %8llu %12.0f %10.1f %10.1f %10.1f %12.2f\n", measure->streams,
                  (unsigned long long)step_us, (double)count / seconds,
-                 (double)measure->delays_ns[count / 2] / 1e3,
-                 (double)measure->delays_ns[count - 1 - count / 100] / 1e3,
+                 (double)measure->delays_ns[middle] / 1e3, (double)measure->delays_ns[high] / 1e3,
                  (double)measure->delays_ns[count - 1] / 1e3, cpu_ns_per_token / 1e3);
     (void)fflush(stdout);
 }

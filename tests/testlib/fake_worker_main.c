@@ -1,5 +1,6 @@
 /* bezel-fake-worker: the fake worker as a process, for a real frontend.  Ends at SIGTERM or SIGINT,
  * at the message that --die-at names, or when the control socket cannot be made. */
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -133,7 +134,7 @@ int main(int argc, char **argv)
     (void)sigemptyset(&signals); /* none of these fails with valid signals */
     (void)sigaddset(&signals, SIGTERM);
     (void)sigaddset(&signals, SIGINT);
-    (void)sigprocmask(SIG_BLOCK, &signals, NULL);
+    (void)pthread_sigmask(SIG_BLOCK, &signals, NULL);
     opt_defaults(rows, row_count, &settings);
     enum err_code code = opt_parse(rows, row_count, &settings, &store, &arguments, &err);
     if (code == ERR_OK && wants_help) {

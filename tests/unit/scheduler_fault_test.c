@@ -5,7 +5,7 @@
 #include "tests/testlib/test.h"
 
 #define MS      1000000ULL
-#define LONG_NS (60 * 1000 * MS)
+#define LONG_NS (60000ULL * MS)
 
 static struct model_options default_model(void)
 {

@@ -115,7 +115,7 @@ static void act(struct world *world)
         }
         break;
     default: /* foreign */
-        rig_run_to(&world->rig, world->rig.now_ns + between(world, 1, 60000) * 1000);
+        rig_run_to(&world->rig, world->rig.now_ns + between(world, 1, 60000) * 1000ULL);
     }
 }
 
@@ -125,7 +125,7 @@ static void check_end(struct world *world)
     if (rig->model == NULL) {
         rig_attach(rig);
     }
-    rig_run_idle(rig, 3600 * 1000 * MS);
+    rig_run_idle(rig, 3600000ULL * MS);
     uint32_t accepted = 0;
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < world->submitted; i++) {

@@ -5,7 +5,7 @@
 #include "tests/testlib/test.h"
 
 #define MS      1000000ULL
-#define LONG_NS (60 * 1000 * MS)
+#define LONG_NS (60000ULL * MS)
 
 static struct model_options default_model(void)
 {
@@ -423,7 +423,7 @@ static void test_logprobs_are_gathered_from_their_records(void)
         test_ok(rig_submit(&rig, &requested, &request, &err), &err);
         rig_run_idle(&rig, LONG_NS);
         check_length(&requested, 10);
-        test_eq_u64(requested.pair_count, 10 * (asked[i] - 1));
+        test_eq_u64(requested.pair_count, 10ULL * (asked[i] - 1));
         test_eq_u64(requested.prompt_logprob_count, 299);
         rig_fini(&rig);
     }
