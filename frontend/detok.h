@@ -1,7 +1,9 @@
 /* Streaming detokenizer: tokens in, whole characters out.
  *
  * Never splits a character: bytes of an incomplete UTF-8 sequence are held back until it completes
- * or cannot any more, in which case each byte token becomes U+FFFD.  One per output; any thread. */
+ * or cannot any more, in which case each byte token becomes U+FFFD.  A whole character that comes
+ * before a broken one in a run of bytes is kept: it was given out already.  One per output; any
+ * thread. */
 #ifndef FRONTEND_DETOK_H
 #define FRONTEND_DETOK_H
 

@@ -34,8 +34,9 @@ enum tok_special {
     TOK_SPECIAL_PARSE, /* they become their ids: whole rendered prompts of tests and raw callers */
 };
 
-/* Appends ids of text to *ids.  text need not be zero-terminated and must be valid UTF-8.
- * Near-linear in byte_count.  Nothing is prepended. */
+/* Appends ids of text to *ids.  text need not be zero-terminated; bytes that are not UTF-8 become
+ * byte tokens.  Near-linear in byte_count; a run without a border takes some 30 bytes of memory per
+ * character.  Nothing is prepended.  With AS_TEXT no special id comes out, whatever the text. */
 void tok_encode(const struct tokenizer *tokenizer, const char *text, size_t byte_count,
                 enum tok_special special, struct tok_ids *ids);
 
