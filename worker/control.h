@@ -47,7 +47,7 @@ struct control_ready {
 void control_set_ready(struct control *control, const struct control_ready *ready);
 
 /* A session has ended; fits executor_options.on_ended. */
-void control_on_ended(void *control);
+void control_on_ended(void *context);
 
 /* Ends the thread and closes what sessions left; the executor's loop has returned. */
 void control_stop(struct control *control); /* null is fine */

@@ -50,7 +50,7 @@ ERR_NODISCARD enum err_code executor_run(struct executor *executor, struct err *
 void executor_stop(struct executor *executor);
 
 /* Look at sockets and requests again.  Any thread; fits link_plan_options.on_event. */
-void executor_wake(void *executor);
+void executor_wake(void *context);
 
 /* Begin a session with all pages.  Waits for an older session to end.  Errors: ERR_BUSY (it has not
  * by the deadline), ERR_TIMEOUT (the executor does not answer). */

@@ -3,6 +3,7 @@
  * Exit codes: 0 stopped on request or replay done, 1 may work when tried again, 2 can never work
  * as configured, 3 executor frozen (watchdog), 4 device lost. */
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,8 +88,9 @@ static void block_signals(void)
     (void)sigemptyset(&signals); /* none of these fails with valid signals */
     (void)sigaddset(&signals, SIGINT);
     (void)sigaddset(&signals, SIGTERM);
-    (void)sigprocmask(SIG_BLOCK, &signals, NULL);
-    (void)signal(SIGPIPE, SIG_IGN);
+    (void)pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    const struct sigaction ignore = {.sa_handler = SIG_IGN};
+    (void)sigaction(SIGPIPE, &ignore, NULL);
 }
 
 static void name_model(struct worker *worker)

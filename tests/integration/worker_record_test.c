@@ -47,7 +47,7 @@ static void test_replay_gives_the_recorded_tokens(void)
         test_eq_u64((uint64_t)worker_process_wait(&process, 60000), 0);
         test_eq_u64(worker_process_logged_u64(&process, "sessions", 10), 2);
         test_eq_u64(worker_process_logged_u64(&process, "steps", 10), steps);
-        test_eq_u64(worker_process_logged_u64(&process, "tokens", 10), 2 * SEQUENCES * TOKENS);
+        test_eq_u64(worker_process_logged_u64(&process, "tokens", 10), 2ULL * SEQUENCES * TOKENS);
         test_eq_u64(worker_process_logged_u64(&process, "refused", 10), 0);
         test_eq_u64(worker_process_logged_u64(&process, "digest", 16), digest);
         worker_process_forget(&process);

@@ -126,29 +126,28 @@ static bool can_go_on(const struct drive_sequence *sequence)
            sequence->sent_tokens < sequence->admit.max_total - 1;
 }
 
+/* The sequences that go on with a decode row, or those that go on with a prompt row. */
+static void fill_step(struct run *run, bool decodes, uint32_t *budget, struct wire_row *rows,
+                      struct step *step)
+{
+    uint32_t max_rows = run->drive->client->welcome.max_step_rows;
+    for (uint32_t i = 0; i<run->count && * budget> 0 && step->row_count < max_rows; i++) {
+        const struct drive_sequence *sequence = &run->sequences[i];
+        if (can_go_on(sequence) &&
+            decodes == (sequence->sent_tokens >= sequence->admit.prompt.count)) {
+            *budget -= add_row(run, i, *budget, &rows[step->row_count], step);
+        }
+    }
+}
+
 static bool send_step(struct run *run)
 {
     struct wire_row rows[DRIVE_MAX_SEQUENCES];
     struct step *step = &run->steps[run->step_count];
     uint32_t budget = run->drive->step_tokens;
     *step = (struct step){0};
-    for (uint32_t pass = 0; pass < 2; pass++) {
-        for (uint32_t i = 0; i < run->count && budget > 0; i++) {
-            const struct drive_sequence *sequence = &run->sequences[i];
-            bool decodes = sequence->sent_tokens >= sequence->admit.prompt.count;
-            if (can_go_on(sequence) && decodes == (pass == 0) &&
-                step->row_count < run->drive->client->welcome.max_step_rows) {
-                /* A row may appear once: the first pass cannot turn prompt rows into decode. */
-                bool is_listed = false;
-                for (uint32_t r = 0; r < step->row_count; r++) {
-                    is_listed = is_listed || step->rows[r].index == i;
-                }
-                if (!is_listed) {
-                    budget -= add_row(run, i, budget, &rows[step->row_count], step);
-                }
-            }
-        }
-    }
+    fill_step(run, true, &budget, rows, step);
+    fill_step(run, false, &budget, rows, step); /* a decode row stays one: none comes twice */
     if (step->row_count == 0) {
         return false;
     }

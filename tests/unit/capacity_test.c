@@ -24,7 +24,7 @@ static void test_every_slot_gets_a_default_context(void)
     uint32_t pages[RUNNER_FAMILY_COUNT];
     struct err err;
     test_ok(capacity_plan(&wish, pages, &err), &err);
-    test_eq_u64(pages[RUNNER_FAMILY_GLOBAL], 16 * 128);
+    test_eq_u64(pages[RUNNER_FAMILY_GLOBAL], 16ULL * 128);
     /* window / page + 1, and one where two steps in flight straddle a page; segments of two steps. */
     test_eq_u64(pages[RUNNER_FAMILY_LOCAL], 16 * 18 + 2 * 8);
     test_eq_u64(capacity_requests(&wish, pages, 8192), 16);

@@ -10,7 +10,7 @@ static const struct mask_geometry geometry = {.lanes = 3, .words = 33};
 static void test_masks_are_found_by_tag(void)
 {
     size_t bytes = mask_area_bytes(&geometry);
-    test_eq_u64(bytes, 3 * 2 * (64 + 192));
+    test_eq_u64(bytes, 3ULL * 2 * (64 + 192));
     unsigned char *segment = aligned_alloc(64, bytes + 128);
     test_true(segment != NULL);
     memset(segment, 0, bytes + 128);
