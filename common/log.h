@@ -23,9 +23,11 @@ void log_line(enum log_level level, const char *module, const char *event, const
 /* text in double quotes with quotes, backslashes and control bytes escaped, cut to fit out. */
 const char *log_quote(const char *text, char *out, unsigned out_bytes);
 
+/* NOLINTBEGIN(readability-identifier-naming): read as functions, and may become such */
 #define log_error(module, event, ...) log_line(LOG_LEVEL_ERROR, module, event, __VA_ARGS__)
 #define log_warn(module, event, ...)  log_line(LOG_LEVEL_WARN, module, event, __VA_ARGS__)
 #define log_info(module, event, ...)  log_line(LOG_LEVEL_INFO, module, event, __VA_ARGS__)
 #define log_debug(module, event, ...) log_line(LOG_LEVEL_DEBUG, module, event, __VA_ARGS__)
+/* NOLINTEND(readability-identifier-naming) */
 
 #endif

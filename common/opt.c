@@ -173,8 +173,8 @@ struct argument {
     bool takes_next;
 };
 
-static enum err_code classify(const struct target *target, const char *text,
-                              struct argument *out_argument, struct err *err)
+/* row is null where the table has no such option. */
+static struct argument classify(const struct target *target, const char *text)
 {
     const char *name = text + 2;
     size_t name_bytes = strcspn(name, "=");
@@ -182,19 +182,14 @@ static enum err_code classify(const struct target *target, const char *text,
     const struct opt_row *row = find_row(target, name, name_bytes);
     if (row != NULL) {
         bool is_bare_bool = row->kind == OPT_KIND_BOOL && value == NULL;
-        *out_argument =
-            (struct argument){row, is_bare_bool ? "true" : value, !is_bare_bool && value == NULL};
-        return ERR_OK;
+        return (struct argument){row, is_bare_bool ? "true" : value,
+                                 !is_bare_bool && value == NULL};
     }
     if (strncmp(name, "no-", 3) == 0 && value == NULL) {
         row = find_row(target, name + 3, name_bytes - 3);
-        if (row != NULL && row->kind == OPT_KIND_BOOL) {
-            *out_argument = (struct argument){row, "false", false};
-            return ERR_OK;
-        }
     }
-    return err_set(err, ERR_ARGUMENT, "unknown option '%.*s', see --help", (int)name_bytes + 2,
-                   text);
+    bool is_negated = row != NULL && row->kind == OPT_KIND_BOOL;
+    return (struct argument){is_negated ? row : NULL, "false", false};
 }
 
 static bool is_option(const char *text)
@@ -207,10 +202,11 @@ static bool is_option(const char *text)
 static enum err_code take_option(const struct target *target, const struct opt_arguments *arguments,
                                  bool is_config_pass, int *index, struct err *err)
 {
-    struct argument argument = {0};
-    enum err_code code = classify(target, arguments->argv[*index], &argument, err);
-    if (code != ERR_OK) {
-        return code;
+    const char *text = arguments->argv[*index];
+    struct argument argument = classify(target, text);
+    if (argument.row == NULL) {
+        return err_set(err, ERR_ARGUMENT, "unknown option '%.*s', see --help",
+                       (int)strcspn(text, "="), text);
     }
     if (argument.takes_next) {
         if (*index + 1 == arguments->argc) {

@@ -54,11 +54,13 @@ static int serve(int argc, char **argv)
     struct opt_store store = {0};
     bool wants_help = false;
     int exit_code = EXIT_SUCCESS;
-    if (options_parse(&options, &store, argc, argv, &wants_help, &err) != ERR_OK) {
-        exit_code = fail(&err);
-    } else if (wants_help) {
+    enum err_code code = options_parse(&options, &store, argc, argv, &wants_help, &err);
+    if (code == ERR_OK && wants_help) {
         exit_code = print_serve_help();
-    } else if (serve_run(&options, &exit_code, &err) != ERR_OK) {
+    } else if (code == ERR_OK) {
+        code = serve_run(&options, &exit_code, &err);
+    }
+    if (code != ERR_OK) {
         exit_code = fail(&err);
     }
     opt_store_fini(&store);

@@ -62,7 +62,7 @@ static void become(const struct child *child, const int *fds, uint32_t fd_count,
     if (place_fds(fds, fd_count, &error_fd)) {
         announce_listener(child->has_listener);
         (void)signal(SIGPIPE, SIG_DFL);
-        (void)sigprocmask(SIG_SETMASK, &none, NULL);
+        (void)pthread_sigmask(SIG_SETMASK, &none, NULL);
         (void)execv(child->path, child->argv);
     }
     int failure = errno;

@@ -22,7 +22,8 @@ static const enum options_target targets[ROW_COUNT] = {
 };
 
 enum err_code options_parse(struct options *options, struct opt_store *store, int argc, char **argv,
-                            bool *out_help, struct err *err)
+                            bool *out_help, /* NOLINT(readability-non-const-parameter): written */
+                            struct err *err)
 {
     uint32_t positional_count = 0;
     struct opt_arguments arguments = {

@@ -110,7 +110,7 @@ static enum err_code open_signals(struct serve *serve, struct err *err)
     (void)sigaddset(&signals, SIGINT);
     (void)sigaddset(&signals, SIGTERM);
     (void)sigaddset(&signals, SIGHUP);
-    (void)sigprocmask(SIG_BLOCK, &signals, NULL);
+    (void)pthread_sigmask(SIG_BLOCK, &signals, NULL);
     (void)signal(SIGPIPE, SIG_IGN); /* standard output may be a pipe that is gone */
     serve->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     return serve->signal_fd >= 0 ? ERR_OK : err_errno(err, errno, "opening a signal descriptor");

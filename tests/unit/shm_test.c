@@ -75,7 +75,7 @@ static void test_creation_is_exclusive(void)
     test_true(shm_create(&second, name, SEGMENT_BYTES, &err) == ERR_SYSTEM);
     (void)snprintf(want, sizeof(want), "creating shared memory '%s': File exists", name);
     test_eq_str(err.message, want);
-    test_true(shm_open_existing(&second, name, SEGMENT_BYTES * 2, &err) == ERR_PROTOCOL);
+    test_true(shm_open_existing(&second, name, (size_t)SEGMENT_BYTES * 2, &err) == ERR_PROTOCOL);
     (void)snprintf(want, sizeof(want), "shared memory '%s' has 12288 bytes, expected 24576", name);
     test_eq_str(err.message, want);
     shm_close(&first);
