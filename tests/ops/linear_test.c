@@ -301,10 +301,72 @@ static void test_shapes_are_checked(void)
     k_cpu_stream_destroy(stream);
 }
 
+/* gate, gelu, up and product round one after the other: the parts come from linear, and from the
+ * operator itself with an up of one. */
+static void test_gate_up_rounds_at_each_step(void)
+{
+    enum {
+        ROWS = 6,
+        IN = 64,
+        INNER = 100
+    };
+    struct err err = {0};
+    uint64_t random = SEED;
+    struct k_stream *stream = ops_stream(OPS_LOOPS_BEST, 0.0F);
+    uint16_t *x = ops_random_bf16(&random, (uint64_t)ROWS * IN, 1.0);
+    uint16_t *w = ops_random_bf16(&random, 2UL * INNER * IN, 0.2);
+    uint16_t parts[ROWS * 2 * INNER]; /* [rows, gate | up] */
+    uint16_t out[ROWS * INNER];
+    const uint16_t one = k_bf16_from_f32(1.0F);
+    struct k_linear_args linear = {
+        .x = x,
+        .rows = ROWS,
+        .in_elems = IN,
+        .part_count = 2,
+        .weights = {w, w + (uint64_t)INNER * IN},
+        .out_elems = {INNER, INNER},
+        .out = parts,
+    };
+    struct k_gate_up_args args = {
+        .x = x,
+        .rows = ROWS,
+        .in_elems = IN,
+        .gate = w,
+        .up = w + (uint64_t)INNER * IN,
+        .intermediate_elems = INNER,
+        .out = out,
+    };
+    test_ok(k_cpu_ops()->linear(stream, &linear, &err), &err);
+    test_ok(k_cpu_ops()->gate_up(stream, &args, &err), &err);
+    for (uint32_t i = 0; i < ROWS * INNER; i++) {
+        const uint16_t *row = parts + (uint64_t)(i / INNER) * 2 * INNER;
+        uint16_t gelu = 0;
+        struct k_gate_up_args single = {
+            .x = &one,
+            .rows = 1,
+            .in_elems = 1,
+            .gate = &row[i % INNER],
+            .up = &one,
+            .intermediate_elems = 1,
+            .out = &gelu,
+        };
+        test_ok(k_cpu_ops()->gate_up(stream, &single, &err), &err);
+        double up = ops_f64(row, INNER + i % INNER);
+        test_true(ops_f64(out, i) == ops_round(ops_f64(&gelu, 0) * up));
+    }
+    mem_free(w);
+    mem_free(x);
+    k_cpu_stream_destroy(stream);
+}
+
 static const struct test_case cases[] = {
-    TEST(test_linear_is_the_product), TEST(test_a_row_has_the_same_bits_in_any_company),
-    TEST(test_gate_up_is_geglu),      TEST(test_gelu_of_every_value),
-    TEST(test_head_gathers_and_caps), TEST(test_softcap_of_every_value),
+    TEST(test_gate_up_rounds_at_each_step),
+    TEST(test_linear_is_the_product),
+    TEST(test_a_row_has_the_same_bits_in_any_company),
+    TEST(test_gate_up_is_geglu),
+    TEST(test_gelu_of_every_value),
+    TEST(test_head_gathers_and_caps),
+    TEST(test_softcap_of_every_value),
     TEST(test_shapes_are_checked),
 };
 

@@ -351,11 +351,100 @@ static void test_qkv_norms_rotates_and_writes_pages(void)
     check_qkv(true, false);
 }
 
+/* The three roundings of a rotation, bit for bit: normed heads come from a run whose angles are all
+ * zero, which passes them through. */
+static void test_rotation_rounds_three_times(void)
+{
+    struct err err = {0};
+    struct qkv_rig still;
+    struct qkv_rig turned;
+    struct k_stream *stream = ops_stream(OPS_LOOPS_BEST, 0.0F);
+    qkv_rig_init(&still, true, false);
+    qkv_rig_init(&turned, true, false);
+    for (uint32_t i = 0; i < 64U * 2 * PAIRS; i++) {
+        bool is_cos = i / PAIRS % 2 == 0;
+        still.cos_sin[i] = k_bf16_from_f32(is_cos ? 1.0F : 0.0F);
+    }
+    struct k_qkv_norm_rope_args args = {
+        .tokens = {.count = TOKENS, .positions = qkv_positions, .slots = qkv_slots},
+        .pages = still.pages,
+        .has_v = true,
+        .qkv = still.qkv,
+        .q_norm = still.q_norm,
+        .cos_sin = still.cos_sin,
+        .rotated_pairs = PAIRS,
+        .heads = HEADS,
+        .eps = EPS,
+    };
+    test_ok(k_cpu_ops()->qkv_norm_rope(stream, &args, &err), &err);
+    args.qkv = turned.qkv;
+    args.cos_sin = turned.cos_sin;
+    test_ok(k_cpu_ops()->qkv_norm_rope(stream, &args, &err), &err);
+    for (uint32_t i = 0; i < TOKENS * HEADS * HEAD_DIM / 2; i++) {
+        uint32_t pair = i % (HEAD_DIM / 2);
+        uint32_t at = i / (HEAD_DIM / 2) * HEAD_DIM + pair;
+        const uint16_t *angles =
+            turned.cos_sin + (uint64_t)qkv_positions[at / HEAD_DIM / HEADS] * 2 * PAIRS;
+        double c = pair < PAIRS ? ops_f64(angles, pair) : 1.0;
+        double s = pair < PAIRS ? ops_f64(angles, PAIRS + pair) : 0.0;
+        double low = ops_f64(still.qkv, at);
+        double high = ops_f64(still.qkv, at + HEAD_DIM / 2);
+        test_true(ops_f64(turned.qkv, at) == ops_round(ops_round(low * c) - ops_round(high * s)));
+        test_true(ops_f64(turned.qkv, at + HEAD_DIM / 2) ==
+                  ops_round(ops_round(high * c) + ops_round(low * s)));
+    }
+    qkv_rig_fini(&turned);
+    qkv_rig_fini(&still);
+    k_cpu_stream_destroy(stream);
+}
+
+/* norm, sum and scalar round one after the other, bit for bit: the norm's own bits come from a run
+ * that adds it to zero. */
+static void test_residual_rounds_at_each_step(void)
+{
+    enum {
+        ROWS = 5,
+        HIDDEN = 96
+    };
+    struct err err = {0};
+    uint64_t random = SEED;
+    struct k_stream *stream = ops_stream(OPS_LOOPS_BEST, 0.0F);
+    uint16_t *h = ops_random_bf16(&random, (uint64_t)ROWS * HIDDEN, 3.0);
+    uint16_t *x = ops_random_bf16(&random, (uint64_t)ROWS * HIDDEN, 1.0);
+    uint16_t *weight = ops_random_bf16(&random, HIDDEN, 1.0);
+    uint16_t normed[ROWS * HIDDEN];
+    uint16_t alone[ROWS * HIDDEN] = {0};
+    uint16_t before[ROWS * HIDDEN];
+    uint16_t scalar = k_bf16_from_f32(0.37F);
+    memcpy(before, x, sizeof(before));
+    struct k_residual_norm_args args = {
+        .h = h,
+        .post_weight = weight,
+        .next_weight = weight,
+        .eps = EPS,
+        .rows = ROWS,
+        .hidden_elems = HIDDEN,
+        .x = alone,
+        .normed = normed,
+    };
+    test_ok(k_cpu_ops()->residual_norm(stream, &args, &err), &err);
+    args.x = x;
+    args.layer_scalar = &scalar;
+    test_ok(k_cpu_ops()->residual_norm(stream, &args, &err), &err);
+    for (uint32_t i = 0; i < ROWS * HIDDEN; i++) {
+        double sum = ops_round(ops_f64(before, i) + ops_f64(alone, i));
+        test_true(ops_f64(x, i) == ops_round(sum * ops_f64(&scalar, 0)));
+    }
+    mem_free(weight);
+    mem_free(x);
+    mem_free(h);
+    k_cpu_stream_destroy(stream);
+}
+
 static const struct test_case cases[] = {
-    TEST(test_embed_scales_and_norms),
-    TEST(test_residual_adds_scales_and_norms),
-    TEST(test_a_zero_row_norms_to_zero),
-    TEST(test_qkv_norms_rotates_and_writes_pages),
+    TEST(test_rotation_rounds_three_times), TEST(test_residual_rounds_at_each_step),
+    TEST(test_embed_scales_and_norms),      TEST(test_residual_adds_scales_and_norms),
+    TEST(test_a_zero_row_norms_to_zero),    TEST(test_qkv_norms_rotates_and_writes_pages),
 };
 
 int main(int argc, char **argv)
