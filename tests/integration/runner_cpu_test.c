@@ -1,56 +1,10 @@
-/* The cpu runner over the demo model: what its seam promises. */
-#include <math.h>
-#include <pthread.h>
-#include <stdio.h>
+/* The cpu runner over the demo model: rows mixed in any way give what each gives alone, and rows end
+ * as they should. */
 #include <string.h>
 
-#include "common/clock.h"
 #include "common/mem.h"
-#include "tests/testlib/golden.h"
-#include "tests/testlib/runner_driver.h"
+#include "tests/testlib/demo_rig.h"
 #include "tests/testlib/test.h"
-
-#define OUTPUT 24
-
-/* Demo model, its prompts, and a driver. */
-struct rig {
-    char path[1024];
-    struct driver_options options;
-    struct golden_prompts prompts;
-    struct driver *driver;
-    struct inject inject;
-};
-
-static void rig_open(struct rig *rig)
-{
-    (void)snprintf(rig->path, sizeof(rig->path), "%s/../../deploy/demo-model", test_golden_dir());
-    driver_options_default(&rig->options, rig->path);
-    golden_prompts_load(&rig->prompts);
-}
-
-static struct rig *rig_create(const char *inject)
-{
-    struct err err = {0};
-    struct rig *rig = mem_zalloc(1, sizeof(*rig));
-    rig_open(rig);
-    test_ok(inject_parse(&rig->inject, inject, &err), &err);
-    rig->options.inject = &rig->inject;
-    rig->driver = driver_create(&rig->options);
-    return rig;
-}
-
-static void rig_destroy(struct rig *rig)
-{
-    driver_destroy(rig->driver);
-    golden_prompts_fini(&rig->prompts);
-    mem_free(rig);
-}
-
-static struct plan_admit admit_of(const struct rig *rig, uint32_t prompt)
-{
-    const struct golden_prompt *at = &rig->prompts.at[prompt];
-    return driver_admit_greedy(at->prompt_ids, at->prompt_count, at->prompt_count + OUTPUT);
-}
 
 /* ---- rows of one step against rows alone ---- */
 
@@ -60,8 +14,8 @@ enum {
 
 /* Tokens and logprobs of one sequence. */
 struct output {
-    uint32_t tokens[OUTPUT];
-    struct runner_logprob logprobs[OUTPUT];
+    uint32_t tokens[DEMO_OUTPUT];
+    struct runner_logprob logprobs[DEMO_OUTPUT];
     uint32_t count;
 };
 
@@ -84,9 +38,9 @@ static bool is_same_output(const struct output *a, const struct output *b)
     return is_same;
 }
 
-static struct plan_admit varied_admit(const struct rig *rig, uint32_t sequence)
+static struct plan_admit varied_admit(const struct demo_rig *rig, uint32_t sequence)
 {
-    struct plan_admit admit = admit_of(rig, 3 * sequence);
+    struct plan_admit admit = demo_admit(rig, 3 * sequence);
     admit.seed = 1000 + sequence;
     admit.temperature = sequence % 2 == 0 ? 0.0F : 1.2F;
     admit.top_k = sequence == 3 ? 20 : 0;
@@ -99,7 +53,7 @@ static struct plan_admit varied_admit(const struct rig *rig, uint32_t sequence)
 static void take(struct output *output, const struct runner_pick *pick)
 {
     if (pick->outcome == RUNNER_OUTCOME_TOKEN || pick->outcome == RUNNER_OUTCOME_LENGTH) {
-        test_true(pick->logprob != NULL && output->count < OUTPUT);
+        test_true(pick->logprob != NULL && output->count < DEMO_OUTPUT);
         output->tokens[output->count] = pick->token;
         output->logprobs[output->count++] = *pick->logprob;
     }
@@ -111,11 +65,11 @@ static uint32_t prompt_left(const struct driver *driver, uint32_t slot)
     return state->frontier < state->prompt_count ? state->prompt_count - state->frontier : 0;
 }
 
-static void run_alone(struct rig *rig, uint32_t sequence, struct output *output)
+static void run_alone(struct demo_rig *rig, uint32_t sequence, struct output *output)
 {
     struct plan_admit admit = varied_admit(rig, sequence);
     driver_open(rig->driver, 0, &admit);
-    while (output->count < OUTPUT) {
+    while (output->count < DEMO_OUTPUT) {
         struct driver_row row = {.slot = 0, .count = prompt_left(rig->driver, 0)};
         struct runner_result result = driver_step(rig->driver, &row, 1);
         take(output, &result.picks[0]);
@@ -126,7 +80,7 @@ static void run_alone(struct rig *rig, uint32_t sequence, struct output *output)
 /* Random rows in random order: segments of any length beside decode rows. */
 static void test_mixed_steps_give_what_each_gives_alone(void)
 {
-    struct rig *rig = rig_create(NULL);
+    struct demo_rig *rig = demo_rig_create(NULL);
     struct output *alone = mem_zalloc(SEQUENCES, sizeof(*alone));
     struct output *mixed = mem_zalloc(SEQUENCES, sizeof(*mixed));
     uint64_t random = 5;
@@ -146,7 +100,7 @@ static void test_mixed_steps_give_what_each_gives_alone(void)
             uint32_t slot = (first + i) % SEQUENCES;
             uint32_t left = prompt_left(rig->driver, slot);
             uint32_t count = left == 0 ? 0 : 1 + (uint32_t)(test_random(&random) % left);
-            if (mixed[slot].count < OUTPUT && test_random(&random) % 3 != 0) {
+            if (mixed[slot].count < DEMO_OUTPUT && test_random(&random) % 3 != 0) {
                 rows[row_count++] = (struct driver_row){.slot = slot, .count = count};
             }
         }
@@ -164,13 +118,13 @@ static void test_mixed_steps_give_what_each_gives_alone(void)
     }
     mem_free(mixed);
     mem_free(alone);
-    rig_destroy(rig);
+    demo_rig_destroy(rig);
 }
 
 /* Step k + 1 is launched before step k is read. */
 static void test_run_ahead_gives_the_same_tokens(void)
 {
-    struct rig *rig = rig_create(NULL);
+    struct demo_rig *rig = demo_rig_create(NULL);
     struct plan_admit admit = varied_admit(rig, 1);
     struct output *alone = mem_zalloc(1, sizeof(*alone));
     struct output *ahead = mem_zalloc(1, sizeof(*ahead));
@@ -180,7 +134,7 @@ static void test_run_ahead_gives_the_same_tokens(void)
     struct driver_row first = {.slot = 0, .count = admit.prompt.count};
     struct driver_row decode = {.slot = 0};
     driver_launch(rig->driver, &first, 1);
-    for (uint32_t i = 0; i + 1 < OUTPUT; i++) {
+    for (uint32_t i = 0; i + 1 < DEMO_OUTPUT; i++) {
         /* What core does: the launched frontier is ahead of the answers. */
         rig->driver->slots[0].frontier += i == 0 ? first.count : 1;
         driver_launch(rig->driver, &decode, 1);
@@ -193,13 +147,13 @@ static void test_run_ahead_gives_the_same_tokens(void)
     test_true(is_same_output(ahead, alone));
     mem_free(ahead);
     mem_free(alone);
-    rig_destroy(rig);
+    demo_rig_destroy(rig);
 }
 
 static void test_prompt_logprobs_do_not_depend_on_segments(void)
 {
-    struct rig *rig = rig_create(NULL);
-    struct plan_admit admit = admit_of(rig, 0);
+    struct demo_rig *rig = demo_rig_create(NULL);
+    struct plan_admit admit = demo_admit(rig, 0);
     uint32_t count = admit.prompt.count;
     struct runner_logprob *whole = mem_zalloc(count, sizeof(*whole));
     admit.prompt_logprobs = 3;
@@ -224,16 +178,16 @@ static void test_prompt_logprobs_do_not_depend_on_segments(void)
             memcmp(result.picks[0].prompt_logprobs, whole + done, row.count * sizeof(*whole)) == 0);
     }
     mem_free(whole);
-    rig_destroy(rig);
+    demo_rig_destroy(rig);
 }
 
 /* ---- how rows end ---- */
 
 static void test_stop_id_masks_rows_launched_after_it(void)
 {
-    struct rig *rig = rig_create(NULL);
+    struct demo_rig *rig = demo_rig_create(NULL);
     const struct golden_prompt *prompt = &rig->prompts.at[0];
-    struct plan_admit admit = admit_of(rig, 0);
+    struct plan_admit admit = demo_admit(rig, 0);
     uint32_t stop = prompt->output_ids[1];
     admit.stop_ids = (struct wire_u32_array){.at = &stop, .count = 1};
     driver_open(rig->driver, 0, &admit);
@@ -248,15 +202,15 @@ static void test_stop_id_masks_rows_launched_after_it(void)
     test_eq_u64(result.picks[0].token, stop);
     driver_collect(rig->driver, &row, 1, &result);
     test_eq_u64(result.picks[0].outcome, RUNNER_OUTCOME_MASKED);
-    rig_destroy(rig);
+    demo_rig_destroy(rig);
 }
 
 static void test_slot_stop_masks_until_the_slot_is_opened_again(void)
 {
-    struct rig *rig = rig_create("delay-step-10ms:1");
+    struct demo_rig *rig = demo_rig_create("delay-step-10ms:1");
     struct runner *runner = rig->driver->runner;
-    struct plan_admit admit = admit_of(rig, 1);
-    struct plan_admit next = admit_of(rig, 0);
+    struct plan_admit admit = demo_admit(rig, 1);
+    struct plan_admit next = demo_admit(rig, 0);
     struct runner_result result;
     driver_open(rig->driver, 0, &admit);
     driver_open(rig->driver, 1, &admit);
@@ -272,17 +226,17 @@ static void test_slot_stop_masks_until_the_slot_is_opened_again(void)
     driver_open(rig->driver, 0, &next);
     driver_collect(rig->driver, &row, 1, &result);
     test_eq_u64(result.picks[0].outcome, RUNNER_OUTCOME_MASKED);
-    uint32_t tokens[OUTPUT];
+    uint32_t tokens[DEMO_OUTPUT];
     uint32_t count = driver_generate(rig->driver, 0, &next, 256, tokens, 3);
     test_eq_u64(count, 3);
     test_true(memcmp(tokens, rig->prompts.at[0].output_ids, sizeof(tokens[0]) * 3) == 0);
-    rig_destroy(rig);
+    demo_rig_destroy(rig);
 }
 
 static void test_constrained_rows_wait_for_their_mask(void)
 {
-    struct rig *rig = rig_create(NULL);
-    struct plan_admit admit = admit_of(rig, 0);
+    struct demo_rig *rig = demo_rig_create(NULL);
+    struct plan_admit admit = demo_admit(rig, 0);
     uint32_t mask[2048 / 32] = {0};
     admit.constrained = true;
     driver_open(rig->driver, 0, &admit);
@@ -303,15 +257,15 @@ static void test_constrained_rows_wait_for_their_mask(void)
     test_eq_u64(result.picks[0].outcome, RUNNER_OUTCOME_BAD); /* nothing is allowed */
     result = driver_step(rig->driver, &row, 1);
     test_eq_u64(result.picks[0].outcome, RUNNER_OUTCOME_MASKED);
-    rig_destroy(rig);
+    demo_rig_destroy(rig);
 }
 
 /* A request admitted again with its output so far goes on as if nothing had happened. */
 static void test_readmission_continues_the_same_text(void)
 {
-    struct rig *rig = rig_create(NULL);
+    struct demo_rig *rig = demo_rig_create(NULL);
     struct output *whole = mem_zalloc(1, sizeof(*whole));
-    uint32_t tokens[OUTPUT];
+    uint32_t tokens[DEMO_OUTPUT];
     for (uint32_t sequence = 0; sequence < SEQUENCES; sequence++) {
         enum {
             KEPT = 9
@@ -325,172 +279,54 @@ static void test_readmission_continues_the_same_text(void)
         memcpy(context + count, whole->tokens, KEPT * sizeof(*context));
         admit.prompt = (struct wire_u32_array){.at = context, .count = count + KEPT};
         admit.logprobs = 0;
-        test_eq_u64(driver_generate(rig->driver, 2, &admit, 64, tokens, OUTPUT), OUTPUT - KEPT);
-        test_true(memcmp(tokens, whole->tokens + KEPT, (OUTPUT - KEPT) * sizeof(*tokens)) == 0);
+        test_eq_u64(driver_generate(rig->driver, 2, &admit, 64, tokens, DEMO_OUTPUT),
+                    DEMO_OUTPUT - KEPT);
+        test_true(memcmp(tokens, whole->tokens + KEPT, (DEMO_OUTPUT - KEPT) * sizeof(*tokens)) ==
+                  0);
         mem_free(context);
     }
     mem_free(whole);
-    rig_destroy(rig);
+    demo_rig_destroy(rig);
 }
 
-/* ---- failures ---- */
-
-/* Step `failing` fails and so does the one launched after it; both are launched again. */
-static void check_failure(const char *inject, const uint32_t *expected)
+/* A presence penalty that nothing overcomes: no output token twice, whether the runner saw it picked
+ * or got it back in a prompt.  A repetition penalty like it keeps out the prompt's tokens too. */
+static void test_penalties_see_prompt_and_output(void)
 {
-    struct rig *rig = rig_create(inject);
-    struct plan_admit admit = admit_of(rig, 0);
-    struct runner_result result;
-    uint32_t tokens[8];
-    driver_open(rig->driver, 0, &admit);
-    struct driver_row row = {.slot = 0, .count = admit.prompt.count};
-    result = driver_step(rig->driver, &row, 1);
-    tokens[0] = result.picks[0].token;
-    struct driver_row decode = {.slot = 0};
-    for (uint32_t i = 1; i < 8;) {
-        driver_launch(rig->driver, &decode, 1);
-        driver_launch(rig->driver, &decode, 1);
-        driver_collect(rig->driver, &decode, 1, &result);
-        bool has_failed = result.status != ERR_OK;
-        if (has_failed) {
-            test_eq_u64(result.status, ERR_STEP);
-            test_true(strstr(result.error.message, "injected") != NULL);
-        } else {
-            tokens[i++] = result.picks[0].token;
-        }
-        driver_collect(rig->driver, &decode, 1, &result);
-        test_eq_u64(result.status, has_failed ? ERR_STEP : ERR_OK);
-        if (!has_failed && i < 8) {
-            tokens[i++] = result.picks[0].token;
-        }
+    enum {
+        KEPT = 9
+    };
+    struct demo_rig *rig = demo_rig_create(NULL);
+    struct plan_admit admit = demo_admit(rig, 0);
+    uint32_t count = admit.prompt.count;
+    uint32_t context[256];
+    bool seen[2048] = {0};
+    test_true(count + DEMO_OUTPUT <= sizeof(context) / sizeof(context[0]));
+    memcpy(context, admit.prompt.at, count * sizeof(context[0]));
+    admit.presence_penalty = 100.0F;
+    test_eq_u64(driver_generate(rig->driver, 0, &admit, 64, context + count, KEPT), KEPT);
+    admit.prompt = (struct wire_u32_array){.at = context, .count = count + KEPT};
+    test_eq_u64(driver_generate(rig->driver, 0, &admit, 64, context + count + KEPT, DEMO_OUTPUT),
+                DEMO_OUTPUT - KEPT);
+    for (uint32_t i = 0; i < DEMO_OUTPUT; i++) {
+        test_true(!seen[context[count + i]]);
+        seen[context[count + i]] = true;
     }
-    test_true(memcmp(tokens, expected, sizeof(tokens)) == 0);
-    rig_destroy(rig);
+    admit = demo_admit(rig, 0);
+    admit.repetition_penalty = 1e9F;
+    test_eq_u64(driver_generate(rig->driver, 0, &admit, 64, context + count, 3), 3);
+    for (uint32_t i = 0; i < 3 * count; i++) {
+        test_true(context[count + i / count] != context[i % count]);
+    }
+    demo_rig_destroy(rig);
 }
-
-static void test_failed_steps_move_nothing(void)
-{
-    struct rig *rig = rig_create(NULL);
-    struct plan_admit admit = admit_of(rig, 0);
-    uint32_t expected[8];
-    test_eq_u64(driver_generate(rig->driver, 0, &admit, 256, expected, 8), 8);
-    rig_destroy(rig);
-    check_failure("forward:4", expected);
-    check_failure("sample:2", expected);
-}
-
-/* The pages of a failed prompt step stay granted: the step that runs it again sends no patch. */
-static void test_patches_of_a_failed_step_hold(void)
-{
-    struct rig *rig = rig_create("forward:1");
-    struct plan_admit admit = admit_of(rig, 0);
-    struct runner_result result;
-    driver_open(rig->driver, 0, &admit);
-    struct driver_row row = {.slot = 0, .count = admit.prompt.count};
-    driver_launch(rig->driver, &row, 1);
-    driver_collect(rig->driver, &row, 1, &result);
-    test_eq_u64(result.status, ERR_STEP);
-    result = driver_step(rig->driver, &row, 1);
-    test_eq_u64(rig->driver->patch_count, 0);
-    test_eq_u64(result.picks[0].token, rig->prompts.at[0].output_ids[0]);
-    rig_destroy(rig);
-}
-
-static void test_a_lost_device_stays_lost(void)
-{
-    struct err err = {0};
-    struct rig *rig = rig_create("device-lost:2");
-    struct runner *runner = rig->driver->runner;
-    struct plan_admit admit = admit_of(rig, 0);
-    struct runner_result result;
-    driver_open(rig->driver, 0, &admit);
-    struct driver_row row = {.slot = 0, .count = admit.prompt.count};
-    (void)driver_step(rig->driver, &row, 1);
-    row.count = 0;
-    driver_launch(rig->driver, &row, 1);
-    driver_collect(rig->driver, &row, 1, &result);
-    test_eq_u64(result.status, ERR_DEVICE);
-    struct runner_step step = {0};
-    test_eq_u64(runner->table->launch(runner, &step, &err), ERR_DEVICE);
-    rig_destroy(rig);
-}
-
-static void *wake_runner(void *context)
-{
-    struct runner *runner = context;
-    runner->table->wake(runner);
-    return NULL;
-}
-
-static void test_a_frozen_step_is_waited_for_no_longer_than_asked(void)
-{
-    struct rig *rig = rig_create("freeze:1");
-    struct runner *runner = rig->driver->runner;
-    struct plan_admit admit = admit_of(rig, 0);
-    pthread_t waker;
-    driver_open(rig->driver, 0, &admit);
-    struct driver_row row = {.slot = 0, .count = admit.prompt.count};
-    driver_launch(rig->driver, &row, 1);
-    test_true(!runner->table->wait(runner, clock_now_ns() + 5 * CLOCK_NS_PER_MS));
-    test_true(!runner->table->is_done(runner));
-    /* A wake ends a wait that would last an hour. */
-    test_eq_u64((uint64_t)pthread_create(&waker, NULL, wake_runner, runner), 0);
-    test_true(!runner->table->wait(runner, clock_now_ns() + 3600 * CLOCK_NS_PER_SEC));
-    (void)pthread_join(waker, NULL);
-    rig_destroy(rig); /* ends the frozen step */
-}
-
-static void test_a_delayed_step_takes_its_time(void)
-{
-    struct rig *rig = rig_create("delay-step-10ms:1");
-    struct plan_admit admit = admit_of(rig, 0);
-    driver_open(rig->driver, 0, &admit);
-    struct driver_row row = {.slot = 0, .count = admit.prompt.count};
-    struct runner_result result = driver_step(rig->driver, &row, 1);
-    test_true(result.device_ns >= 10 * CLOCK_NS_PER_MS);
-    rig_destroy(rig);
-}
-
-static void test_steps_outside_the_limits_are_refused(void)
-{
-    struct err err = {0};
-    struct rig *rig = rig_create(NULL);
-    struct runner *runner = rig->driver->runner;
-    uint32_t token = 2048;
-    struct runner_row row = {.slot = 0, .count = 1, .tokens = &token};
-    struct runner_step step = {.rows = &row, .row_count = 1};
-    test_eq_u64(runner->table->launch(runner, &step, &err), ERR_STEP);
-    test_eq_str(err.message, "row 0: token id 2048, the vocabulary has 2048");
-    token = 1;
-    row.start = 2048;
-    test_eq_u64(runner->table->launch(runner, &step, &err), ERR_STEP);
-    test_eq_str(err.message, "row 0: tokens 2048 + 1, the context ends at 2048");
-    row.start = 0;
-    row.slot = 4;
-    test_eq_u64(runner->table->launch(runner, &step, &err), ERR_STEP);
-    test_eq_str(err.message, "row 0: slot 4 of 4");
-    row.slot = 0;
-    struct runner_patch patch = {.physical_page = 1U << 20};
-    step.patches = &patch;
-    step.patch_count = 1;
-    test_eq_u64(runner->table->launch(runner, &step, &err), ERR_STEP);
-    struct plan_admit admit = admit_of(rig, 0);
-    admit.stop_ids = (struct wire_u32_array){.at = &token, .count = 1};
-    token = 5000;
-    test_eq_u64(runner->table->slot_open(runner, 0, &admit, &err), ERR_ARGUMENT);
-    test_eq_str(err.message, "stop_ids: token id 5000, the vocabulary has 2048");
-    rig_destroy(rig);
-}
-
-/* ---- long runs ---- */
 
 static void test_long_output_in_a_local_pool_of_two_windows(void)
 {
     enum {
         TOKENS = 3000
     };
-    struct rig *rig = mem_zalloc(1, sizeof(*rig));
-    rig_open(rig);
+    struct demo_rig *rig = demo_rig_create_stopped();
     uint32_t *wide = mem_zalloc(TOKENS, sizeof(*wide));
     uint32_t *narrow = mem_zalloc(TOKENS, sizeof(*narrow));
     struct golden_prompt *prompt = &rig->prompts.at[0];
@@ -500,20 +336,20 @@ static void test_long_output_in_a_local_pool_of_two_windows(void)
     admit.seed = 3;
     rig->options.max_context_tokens = 4096;
     rig->options.max_step_tokens = 64;
-    rig->driver = driver_create(&rig->options);
+    demo_rig_start(rig);
     uint32_t window = rig->driver->runner->limits.window_tokens;
     test_eq_u64(driver_generate(rig->driver, 0, &admit, 64, wide, TOKENS), TOKENS);
     driver_destroy(rig->driver);
     rig->options.pages[RUNNER_FAMILY_LOCAL] = 2 * window / rig->options.page_tokens;
     rig->options.slots = 1;
-    rig->driver = driver_create(&rig->options);
+    demo_rig_start(rig);
     test_eq_u64(driver_generate(rig->driver, 0, &admit, 64, narrow, TOKENS), TOKENS);
     test_true(rig->driver->slots[0].most_resident[RUNNER_FAMILY_LOCAL] <=
               window / rig->options.page_tokens + 1);
     test_true(memcmp(wide, narrow, TOKENS * sizeof(*wide)) == 0);
     mem_free(narrow);
     mem_free(wide);
-    rig_destroy(rig);
+    demo_rig_destroy(rig);
 }
 
 static const struct test_case cases[] = {
@@ -524,12 +360,7 @@ static const struct test_case cases[] = {
     TEST(test_slot_stop_masks_until_the_slot_is_opened_again),
     TEST(test_constrained_rows_wait_for_their_mask),
     TEST(test_readmission_continues_the_same_text),
-    TEST(test_failed_steps_move_nothing),
-    TEST(test_patches_of_a_failed_step_hold),
-    TEST(test_a_lost_device_stays_lost),
-    TEST(test_a_frozen_step_is_waited_for_no_longer_than_asked),
-    TEST(test_a_delayed_step_takes_its_time),
-    TEST(test_steps_outside_the_limits_are_refused),
+    TEST(test_penalties_see_prompt_and_output),
     TEST(test_long_output_in_a_local_pool_of_two_windows),
 };
 
