@@ -14,6 +14,8 @@
 
 enum {
     KILLS = 20,
+    START_DEADLINE_MS = 60000,
+    DONE_DEADLINE_MS = 240000, /* instrumented builds are slow */
     ATTACH_LIMIT_US = 1000000, /* a frontend has a second to be ready again */
 };
 
@@ -31,7 +33,7 @@ static void start_tool(struct child_process *tool, const struct worker_process *
 
 static uint64_t finish_tool(struct child_process *tool)
 {
-    child_process_expect(tool, "done ", 60000);
+    child_process_expect(tool, "done ", DONE_DEADLINE_MS);
     uint64_t digest = strtoull(tool->line + strlen("done "), NULL, 16);
     test_eq_u64((uint64_t)child_process_wait(tool, 10000), 0);
     return digest;
@@ -45,11 +47,12 @@ static void test_killed_clients_leave_nothing(void)
     uint64_t slowest_us = 0;
     for (uint32_t i = 0; i < KILLS; i++) {
         start_tool(&tool, &rig.process, "8", "2000");
-        child_process_expect(&tool, "attached ", 20000);
+        child_process_expect(&tool, "attached ", START_DEADLINE_MS);
         uint64_t attach_us = strtoull(tool.line + strlen("attached "), NULL, 10);
         slowest_us = attach_us > slowest_us ? attach_us : slowest_us;
         if (i % 4 != 0) {
-            child_process_expect(&tool, "running", 20000); /* else in the middle of admission */
+            child_process_expect(&tool, "running",
+                                 START_DEADLINE_MS); /* else in the middle of admission */
         }
         child_process_kill(&tool);
     }
@@ -78,10 +81,10 @@ static void test_a_short_stop_costs_nothing(void)
     struct worker_rig rig;
     worker_rig_open(&rig, NULL);
     struct child_process tool;
-    start_tool(&tool, &rig.process, "4", "300");
+    start_tool(&tool, &rig.process, "2", "100");
     uint64_t undisturbed = finish_tool(&tool);
-    start_tool(&tool, &rig.process, "4", "300");
-    child_process_expect(&tool, "running", 20000);
+    start_tool(&tool, &rig.process, "2", "100");
+    child_process_expect(&tool, "running", START_DEADLINE_MS);
     test_true(kill(tool.pid, SIGSTOP) == 0);
     uint64_t until_ns = clock_now_ns() + 700 * CLOCK_NS_PER_MS;
     while (clock_now_ns() < until_ns) {
@@ -95,33 +98,34 @@ static void test_a_short_stop_costs_nothing(void)
 
 static void test_a_long_stop_ends_the_session(void)
 {
-    static const char *const args[] = {"--session-timeout-ms", "400", NULL};
+    static const char *const args[] = {"--session-timeout-ms", "2000", NULL};
     struct worker_rig rig;
     worker_rig_open(&rig, args);
     struct child_process tool;
-    start_tool(&tool, &rig.process, "4", "2000");
-    child_process_expect(&tool, "running", 20000);
+    start_tool(&tool, &rig.process, "2", "2000");
+    child_process_expect(&tool, "running", START_DEADLINE_MS);
     test_true(kill(tool.pid, SIGSTOP) == 0);
-    worker_rig_wait_stats(&rig.client, has_no_session, 0, 5000);
+    worker_rig_wait_stats(&rig.client, has_no_session, 0, 20000);
     worker_client_expect_all_free(&rig.client, 5000);
     test_true(worker_process_logged(&rig.process, "reason=\"no message in time\""));
     worker_client_attach(&rig.client); /* its successor need not wait for it */
     test_true(kill(tool.pid, SIGCONT) == 0);
-    test_eq_u64((uint64_t)child_process_wait(&tool, 20000), 3);
+    test_eq_u64((uint64_t)child_process_wait(&tool, START_DEADLINE_MS), 3);
     worker_rig_close(&rig);
 }
 
 /* A worker that was stopped itself must not blame its clients, nor its own executor. */
 static void test_a_stopped_worker_goes_on(void)
 {
-    static const char *const args[] = {"--session-timeout-ms", "400", "--watchdog-ms", "600", NULL};
+    static const char *const args[] = {"--session-timeout-ms", "2000", "--watchdog-ms", "5000",
+                                       NULL};
     struct worker_rig rig;
     worker_rig_open(&rig, args);
     struct child_process tool;
-    start_tool(&tool, &rig.process, "4", "200");
-    child_process_expect(&tool, "running", 20000);
+    start_tool(&tool, &rig.process, "2", "100");
+    child_process_expect(&tool, "running", START_DEADLINE_MS);
     test_true(kill(rig.process.pid, SIGSTOP) == 0);
-    uint64_t until_ns = clock_now_ns() + 1500 * CLOCK_NS_PER_MS;
+    uint64_t until_ns = clock_now_ns() + 6000 * CLOCK_NS_PER_MS;
     while (clock_now_ns() < until_ns) {
         (void)usleep(20000); /* time passes; nothing is waited for */
     }
@@ -190,8 +194,8 @@ static void test_streams_drain_after_the_launcher(void)
     struct worker_rig rig;
     start_with_lifeline(&rig, args);
     struct child_process tool;
-    start_tool(&tool, &rig.process, "4", "300");
-    child_process_expect(&tool, "running", 20000);
+    start_tool(&tool, &rig.process, "2", "100");
+    child_process_expect(&tool, "running", START_DEADLINE_MS);
     worker_process_drop_lifeline(&rig.process);
     (void)finish_tool(&tool); /* its session goes on */
     test_eq_u64((uint64_t)worker_process_wait(&rig.process, 5000), 0);

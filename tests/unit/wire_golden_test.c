@@ -63,34 +63,40 @@ static void render_hellos(struct buf *out)
 
 static void render_record(struct buf *out)
 {
-    struct result_record record = {
-        .kind = RESULT_LOGPROBS,
-        .flags = RESULT_LOGPROBS_PROMPT,
-        .epoch = 0x1112131415161718ULL,
-        .seq_id = 0x2122232425262728ULL,
-        .msg_seq = 0x3132333435363738ULL,
-        .as.logprobs = {.position = 1,
-                        .token = 2,
-                        .logprob = -0.5F,
-                        .rank = 3,
-                        .first_index = 9,
-                        .pair_count = 9,
-                        .ids = {10, 11, 12, 13, 14, 15, 16, 17, 18},
-                        .logprobs = {-1, -2, -3, -4, -5, -6, -7, -8, -9}}};
+    struct result_record record;
+    memset(&record, 0, sizeof(record)); /* what the union leaves unused is written too */
+    record.kind = RESULT_LOGPROBS;
+    record.flags = RESULT_LOGPROBS_PROMPT;
+    record.epoch = 0x1112131415161718ULL;
+    record.seq_id = 0x2122232425262728ULL;
+    record.msg_seq = 0x3132333435363738ULL;
+    record.as.logprobs = (struct result_logprobs){
+        .position = 1,
+        .token = 2,
+        .logprob = -0.5F,
+        .rank = 3,
+        .first_index = 9,
+        .pair_count = 9,
+        .ids = {10, 11, 12, 13, 14, 15, 16, 17, 18},
+        .logprobs = {-1, -2, -3, -4, -5, -6, -7, -8, -9},
+    };
     struct buf bytes, dump;
     buf_init(&bytes);
     buf_init(&dump);
     buf_append(&bytes, &record, sizeof(record));
     append_case("logprobs-record", &bytes, &dump, out);
-    record = (struct result_record){.kind = RESULT_STEP_DONE,
-                                    .epoch = 1,
-                                    .msg_seq = 2,
-                                    .as.step_done = {{3, 4, 5},
-                                                     .device_ns = 6,
-                                                     .row_count = 7,
-                                                     .token_count = 8,
-                                                     .in_flight = 9,
-                                                     .held_rows = 10}};
+    memset(&record, 0, sizeof(record));
+    record.kind = RESULT_STEP_DONE;
+    record.epoch = 1;
+    record.msg_seq = 2;
+    record.as.step_done = (struct result_step_done){
+        .figures = {3, 4, 5},
+        .device_ns = 6,
+        .row_count = 7,
+        .token_count = 8,
+        .in_flight = 9,
+        .held_rows = 10,
+    };
     buf_reset(&bytes);
     buf_append(&bytes, &record, sizeof(record));
     append_case("step-done-record", &bytes, &dump, out);
