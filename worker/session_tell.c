@@ -34,21 +34,22 @@ uint32_t session_steps_in_flight(const struct session *session)
     return count;
 }
 
-/* What other open sessions may still take of a family.  Quotas that promise more pages than there
- * are bind nobody: then pages go to whoever asks first. */
-static uint32_t claims_of_others(const struct session *session, enum runner_family family)
+/* What sessions opened before this one may still take of a family.  Theirs comes first, so that what
+ * they were told stays true while a session that has ended still holds pages which its successor
+ * counts on.  Quotas that promise more pages than there are bind nobody: then pages go to whoever
+ * asks first. */
+static uint32_t claims_of_older(const struct session *session, enum runner_family family)
 {
     const struct session_core *core = session->core;
     uint64_t promised = 0;
     uint32_t claimed = 0;
+    bool is_older = true;
     for (uint32_t i = 0; i < core->session_count; i++) {
         const struct session *other = core->sessions[i];
-        if (!other->is_open) {
-            continue;
-        }
-        uint32_t quota = other->quota.pages[family];
+        uint32_t quota = other->is_open ? other->quota.pages[family] : 0;
         promised += quota;
-        if (other != session && quota > other->held_pages[family]) {
+        is_older = is_older && other != session;
+        if (is_older && quota > other->held_pages[family]) {
             claimed += quota - other->held_pages[family];
         }
     }
@@ -60,7 +61,7 @@ static uint32_t quota_left(const struct session *session, enum runner_family fam
     uint32_t quota = session->quota.pages[family];
     uint32_t held = session->held_pages[family];
     uint32_t available = pool_available(&session->core->line.pools[family]);
-    uint32_t claimed = claims_of_others(session, family);
+    uint32_t claimed = claims_of_older(session, family);
     uint32_t mine = quota > held ? quota - held : 0;
     return num_min(mine, available > claimed ? available - claimed : 0);
 }

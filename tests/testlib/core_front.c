@@ -199,22 +199,43 @@ static void preempt(struct front *front, struct front_seq *seq)
     front->stats.resumed++;
 }
 
-/* Pages that may still be taken, by the figures and what was sent after them. */
+/* The first row of its sequence among those sent after the figures? */
+static bool is_first_claim(const struct front *front, uint32_t step_index, uint32_t row_index)
+{
+    const struct front_seq *seq = step_at(front, step_index)->rows[row_index].seq;
+    for (uint32_t i = 0; i < step_index; i++) {
+        const struct front_step *step = step_at(front, i);
+        bool is_claim = step->msg_seq > front->figures.applied && !step->is_rejected;
+        for (uint32_t r = 0; is_claim && r < step->row_count; r++) {
+            if (step->rows[r].seq == seq) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Pages that may still be taken: the figures, less what STEPs sent after them need.  Rows of
+ * sequences cancelled or released since count too: they may have been launched before that. */
 static void pages_left(const struct front *front, int64_t out_left[RUNNER_FAMILY_COUNT])
 {
     out_left[RUNNER_FAMILY_LOCAL] = front->figures.local_quota_left_pages;
     out_left[RUNNER_FAMILY_GLOBAL] = front->figures.global_quota_left_pages;
-    for (uint32_t i = front->first_open; i < front->seq_count; i++) {
-        const struct front_seq *seq = &front->seqs[i];
-        if (!is_live(seq)) {
-            continue;
+    for (uint32_t i = 0; i < front->step_count; i++) {
+        const struct front_step *step = step_at(front, i);
+        bool is_claim = step->msg_seq > front->figures.applied && !step->is_rejected;
+        for (uint32_t r = 0; is_claim && r < step->row_count; r++) {
+            if (!is_first_claim(front, i, r)) {
+                continue;
+            }
+            const struct front_seq *seq = step->rows[r].seq;
+            struct account known = front_account(front, seq, front->figures.applied);
+            struct account sent = front_account(front, seq, ALL_SENT);
+            out_left[RUNNER_FAMILY_LOCAL] -=
+                sent.local.resident_pages - (int64_t)known.local.resident_pages;
+            out_left[RUNNER_FAMILY_GLOBAL] -=
+                sent.global.resident_pages - (int64_t)known.global.resident_pages;
         }
-        struct account known = front_account(front, seq, front->figures.applied);
-        struct account sent = front_account(front, seq, ALL_SENT);
-        out_left[RUNNER_FAMILY_LOCAL] -=
-            sent.local.resident_pages - (int64_t)known.local.resident_pages;
-        out_left[RUNNER_FAMILY_GLOBAL] -=
-            sent.global.resident_pages - (int64_t)known.global.resident_pages;
     }
 }
 
