@@ -397,6 +397,10 @@ static uint64_t next_look_ns(struct executor *executor, const struct session_pro
 
 static void sleep_idle(struct executor *executor, uint64_t until_ns)
 {
+    if (executor->options.record != NULL) {
+        record_flush(
+            executor->options.record); /* a killed worker's record holds what came so far */
+    }
     const struct timespec deadline = timespec_of(until_ns);
     int result = 0;
     (void)pthread_mutex_lock(&executor->mutex);
