@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/json.h"
-#include "common/utf8.h"
+#include "frontend/chat_parse.h"
 
 void api_logprobs_init(struct api_logprobs *logprobs, enum api_route route)
 {
@@ -183,6 +183,7 @@ static void put_finish(struct buf *out, enum api_finish finish)
     case API_FINISH_NONE: buf_append_text(out, "null"); break;
     case API_FINISH_STOP: buf_append_text(out, "\"stop\""); break;
     case API_FINISH_LENGTH: buf_append_text(out, "\"length\""); break;
+    case API_FINISH_TOOL_CALLS: buf_append_text(out, "\"tool_calls\""); break;
     }
 }
 
@@ -225,21 +226,54 @@ static void put_text_member(struct buf *out, const char *name, const struct buf 
     json_put_text(out, buf_text(text), text->used_bytes);
 }
 
+/* "tool_calls": [...]; a stream's deltas also carry the index.  Ids are unique to the answer. */
+static void put_calls(const struct api_head *head, const struct api_piece *piece, struct buf *out)
+{
+    const char *unique = strchr(head->id, '-');
+    buf_append_text(out, "\"tool_calls\":[");
+    for (uint32_t i = 0; i < piece->call_count; i++) {
+        const struct chat_call *call = &piece->calls[i];
+        uint32_t index = piece->first_call + i;
+        buf_append_text(out, i > 0 ? ",{" : "{");
+        if (head->is_stream) {
+            buf_printf(out, "\"index\":%u,", index);
+        }
+        buf_printf(out, "\"id\":\"call_%s%u\",\"type\":\"function\",\"function\":{\"name\":\"%s\",",
+                   unique ? unique + 1 : head->id, index, call->name);
+        buf_append_text(out, "\"arguments\":");
+        json_put_text(out, call->arguments, strlen(call->arguments));
+        buf_append_text(out, "}}");
+    }
+    buf_append_char(out, ']');
+}
+
+static void put_delta(const struct api_head *head, const struct api_piece *piece, struct buf *out)
+{
+    const char *comma = "";
+    buf_append_text(out, "\"delta\":{");
+    if (piece->reasoning->used_bytes > 0) {
+        put_text_member(out, "reasoning_content", piece->reasoning);
+        comma = ",";
+    }
+    if (piece->content->used_bytes > 0) {
+        buf_append_text(out, comma);
+        put_text_member(out, "content", piece->content);
+        comma = ",";
+    }
+    if (piece->call_count > 0) {
+        buf_append_text(out, comma);
+        put_calls(head, piece, out);
+    }
+    buf_append_char(out, '}');
+}
+
 void api_response_delta(const struct api_head *head, const struct api_piece *piece,
                         enum api_finish finish, struct buf *out)
 {
     put_head(head, out);
     buf_append_text(out, ",\"choices\":[{\"index\":0,");
     if (head->route == API_ROUTE_CHAT) {
-        buf_append_text(out, "\"delta\":{");
-        if (piece->reasoning->used_bytes > 0) {
-            put_text_member(out, "reasoning_content", piece->reasoning);
-        }
-        if (piece->content->used_bytes > 0) {
-            buf_append_text(out, piece->reasoning->used_bytes > 0 ? "," : "");
-            put_text_member(out, "content", piece->content);
-        }
-        buf_append_char(out, '}');
+        put_delta(head, piece, out);
     } else {
         put_text_member(out, "text", piece->content);
     }
@@ -258,21 +292,34 @@ void api_response_usage(const struct api_head *head, const struct api_usage *usa
     buf_append_char(out, '}');
 }
 
+static void put_message(const struct api_head *head, const struct api_piece *piece, struct buf *out)
+{
+    buf_append_text(out, "\"message\":{\"role\":\"assistant\",");
+    if (piece->call_count > 0 && piece->content->used_bytes == 0) {
+        buf_append_text(out, "\"content\":null");
+    } else {
+        put_text_member(out, "content", piece->content);
+    }
+    buf_append_text(out, ",\"refusal\":null,\"reasoning_content\":");
+    if (piece->reasoning->used_bytes > 0) {
+        json_put_text(out, piece->reasoning->at, piece->reasoning->used_bytes);
+    } else {
+        buf_append_text(out, "null");
+    }
+    if (piece->call_count > 0) {
+        buf_append_char(out, ',');
+        put_calls(head, piece, out);
+    }
+    buf_append_char(out, '}');
+}
+
 void api_response_whole(const struct api_head *head, const struct api_piece *piece,
                         enum api_finish finish, const struct api_usage *usage, struct buf *out)
 {
     put_head(head, out);
     buf_append_text(out, ",\"choices\":[{\"index\":0,");
     if (head->route == API_ROUTE_CHAT) {
-        buf_append_text(out, "\"message\":{\"role\":\"assistant\",");
-        put_text_member(out, "content", piece->content);
-        buf_append_text(out, ",\"refusal\":null,\"reasoning_content\":");
-        if (piece->reasoning->used_bytes > 0) {
-            json_put_text(out, piece->reasoning->at, piece->reasoning->used_bytes);
-        } else {
-            buf_append_text(out, "null");
-        }
-        buf_append_char(out, '}');
+        put_message(head, piece, out);
     } else {
         put_text_member(out, "text", piece->content);
     }

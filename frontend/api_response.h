@@ -13,6 +13,8 @@
 #include "frontend/engine.h"
 #include "frontend/tokenizer.h"
 
+struct chat_call;
+
 /* What every body of one answer repeats. */
 struct api_head {
     enum api_route route;
@@ -55,12 +57,16 @@ struct api_piece {
     const struct buf *reasoning;         /* chat only */
     const struct api_logprobs *logprobs; /* null: none */
     const struct buf *token_ids;         /* elements of an array; null: not shown */
+    const struct chat_call *calls;       /* [call_count]; chat only */
+    uint32_t call_count;
+    uint32_t first_call; /* index of calls[0] among all of the answer */
 };
 
 enum api_finish {
     API_FINISH_NONE, /* not yet */
     API_FINISH_STOP,
     API_FINISH_LENGTH,
+    API_FINISH_TOOL_CALLS,
 };
 
 /* Stream chunks, each one JSON object without framing. */

@@ -1,9 +1,16 @@
-/* Gemma 4 opens its thoughts with <|channel>, the channel's name "thought" and a newline, and ends
- * them with <channel|>.  Some checkpoints drop the opener, so an output that begins with the name
- * counts as a thought, too. */
+/* What Gemma 4 writes, with its markers as single tokens:
+ *
+ *   <|channel>thought\n REASONING <channel|> CONTENT <|tool_call>call:NAME{ARGUMENTS}<tool_call|>
+ *
+ * Some checkpoints drop the opener of a thought, so an output that begins with the channel's name
+ * counts as one, too. */
 #include "frontend/chat_parse.h"
 
+#include <ctype.h>
 #include <string.h>
+
+#include "common/mem.h"
+#include "frontend/chat_args.h"
 
 static const char channel_name[] = "thought\n";
 
@@ -18,6 +25,7 @@ void chat_markers_find(const struct tokenizer *tokenizer, struct chat_markers *o
     out_markers->call_open = tok_find(tokenizer, "<|tool_call>");
     out_markers->call_close = tok_find(tokenizer, "<tool_call|>");
     out_markers->response_open = tok_find(tokenizer, "<|tool_response>");
+    out_markers->quote = tok_find(tokenizer, "<|\"|>");
     out_markers->turn_open = tok_find(tokenizer, "<|turn>");
     out_markers->turn_close = tok_find(tokenizer, "<turn|>");
 }
@@ -41,22 +49,30 @@ static bool ends_in_open_channel(const struct chat_markers *markers, const uint3
 
 void chat_parse_init(struct chat_parse *parse, const struct chat_markers *markers,
                      const struct tokenizer *tokenizer, const uint32_t *prompt_ids,
-                     size_t prompt_count)
+                     size_t prompt_count, bool takes_calls)
 {
     memset(parse, 0, sizeof(*parse));
     parse->markers = markers;
+    parse->takes_calls = takes_calls;
     bool is_open = ends_in_open_channel(markers, prompt_ids, prompt_count);
     parse->state = is_open ? CHAT_PARSE_REASONING : CHAT_PARSE_CONTENT;
     parse->is_at_head = !is_open; /* such a prompt holds the channel's name already */
     detok_init(&parse->detok, tokenizer, true);
     buf_init(&parse->head);
     buf_init(&parse->piece);
+    buf_init(&parse->call);
 }
 
 void chat_parse_fini(struct chat_parse *parse)
 {
     buf_fini(&parse->head);
     buf_fini(&parse->piece);
+    buf_fini(&parse->call);
+    for (uint32_t i = 0; i < parse->call_count; i++) {
+        mem_free(parse->calls[i].name);
+        mem_free(parse->calls[i].arguments);
+    }
+    mem_free(parse->calls);
 }
 
 struct outputs {
@@ -67,9 +83,13 @@ struct outputs {
 static void emit(struct chat_parse *parse, const char *text, size_t byte_count,
                  const struct outputs *outputs)
 {
-    if (byte_count > 0) {
-        buf_append(parse->state == CHAT_PARSE_CONTENT ? outputs->content : outputs->reasoning, text,
-                   byte_count);
+    if (byte_count == 0) {
+        return;
+    }
+    switch (parse->state) {
+    case CHAT_PARSE_CONTENT: buf_append(outputs->content, text, byte_count); break;
+    case CHAT_PARSE_REASONING: buf_append(outputs->reasoning, text, byte_count); break;
+    case CHAT_PARSE_CALL: buf_append(&parse->call, text, byte_count); break;
     }
 }
 
@@ -122,21 +142,99 @@ static void end_segment(struct chat_parse *parse, const struct outputs *outputs)
     buf_reset(&parse->head);
 }
 
+static bool is_name_char(char c)
+{
+    return isalnum((unsigned char)c) || c == '_' || c == '-' || c == '.';
+}
+
+static void add_call(struct chat_parse *parse, const char *name, size_t name_bytes,
+                     const char *args, size_t arg_bytes)
+{
+    struct buf json;
+    buf_init(&json);
+    chat_args_to_json(args, arg_bytes, &json);
+    if (parse->call_count == parse->call_cap) {
+        parse->call_cap = parse->call_cap == 0 ? 4 : parse->call_cap * 2;
+        parse->calls = mem_realloc(parse->calls, parse->call_cap, sizeof(*parse->calls));
+    }
+    struct chat_call *call = &parse->calls[parse->call_count++];
+    call->name = mem_zalloc(name_bytes + 1, 1);
+    memcpy(call->name, name, name_bytes);
+    call->arguments = mem_strdup(buf_text(&json));
+    buf_fini(&json);
+}
+
+/* call:NAME{ARGUMENTS}, with or without the word; a call that reads otherwise is dropped. */
+static void end_call(struct chat_parse *parse)
+{
+    const char *text = buf_text(&parse->call);
+    const char *end = text + parse->call.used_bytes;
+    const char *name = text + strspn(text, " \n\t");
+    name += strncmp(name, "call", 4) == 0 && name[4] == ':' ? 4 : 0;
+    name += *name == ':';
+    const char *brace = name;
+    while (is_name_char(*brace)) {
+        brace++;
+    }
+    while (end > brace && end[-1] != '}') {
+        end--;
+    }
+    if (brace > name && *brace == '{' && end > brace + 1) {
+        add_call(parse, name, (size_t)(brace - name), brace + 1, (size_t)(end - brace - 2));
+    }
+    buf_reset(&parse->call);
+}
+
+/* Every bracket outside strings is closed: only the closing marker is missing. */
+static bool is_call_whole(const struct chat_parse *parse)
+{
+    const struct buf *call = &parse->call;
+    int64_t depth = 0;
+    bool is_in_string = false;
+    bool has_bracket = false;
+    for (size_t i = 0; i < call->used_bytes; i++) {
+        char c = call->at[i];
+        is_in_string ^= c == CHAT_ARGS_QUOTE;
+        bool opens = !is_in_string && (c == '{' || c == '[');
+        bool closes = !is_in_string && (c == '}' || c == ']');
+        has_bracket = has_bracket || opens;
+        depth += opens - closes;
+    }
+    return has_bracket && depth == 0 && !is_in_string;
+}
+
+/* A marker that begins the state to. */
+static void change_state(struct chat_parse *parse, enum chat_parse_state to,
+                         const struct outputs *outputs)
+{
+    end_segment(parse, outputs);
+    if (parse->state == CHAT_PARSE_CALL) {
+        end_call(parse);
+    }
+    parse->state = to;
+    parse->is_at_head = to == CHAT_PARSE_REASONING;
+}
+
 bool chat_parse_push(struct chat_parse *parse, uint32_t token, struct buf *content,
                      struct buf *reasoning)
 {
     const struct outputs outputs = {content, reasoning};
-    if (token == parse->markers->channel_open) {
-        end_segment(parse, &outputs);
-        parse->state = CHAT_PARSE_REASONING;
-        parse->is_at_head = true;
+    const struct chat_markers *markers = parse->markers;
+    if (token == markers->channel_open) {
+        change_state(parse, CHAT_PARSE_REASONING, &outputs);
         return false;
     }
-    if (token == parse->markers->channel_close || token == parse->markers->call_open ||
-        token == parse->markers->call_close) {
+    if (token == markers->call_open) {
+        change_state(parse, parse->takes_calls ? CHAT_PARSE_CALL : CHAT_PARSE_CONTENT, &outputs);
+        return false;
+    }
+    if (token == markers->channel_close || token == markers->call_close) {
+        change_state(parse, CHAT_PARSE_CONTENT, &outputs);
+        return false;
+    }
+    if (token == markers->quote && parse->state == CHAT_PARSE_CALL) {
         end_segment(parse, &outputs);
-        parse->state = CHAT_PARSE_CONTENT;
-        parse->is_at_head = false;
+        buf_append_char(&parse->call, CHAT_ARGS_QUOTE);
         return false;
     }
     bool is_text = !tok_is_special(parse->detok.tokenizer, token);
@@ -149,4 +247,7 @@ void chat_parse_finish(struct chat_parse *parse, struct buf *content, struct buf
 {
     const struct outputs outputs = {content, reasoning};
     end_segment(parse, &outputs);
+    if (parse->state == CHAT_PARSE_CALL && is_call_whole(parse)) {
+        end_call(parse);
+    }
 }

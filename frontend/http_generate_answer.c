@@ -132,7 +132,7 @@ static void finish_whole(struct http_call *call, enum api_finish finish)
 static void count_finish(struct http_call *call, enum api_finish finish)
 {
     struct metrics *metrics = &call->app->metrics;
-    metrics->success_stop += finish == API_FINISH_STOP;
+    metrics->success_stop += finish != API_FINISH_LENGTH;
     metrics->success_length += finish == API_FINISH_LENGTH;
     metrics_observe(metrics, METRICS_e2e, seconds_between(call->arrived_ns, call->last_ns));
     metrics_observe(metrics, METRICS_decode_time, seconds_between(call->first_ns, call->last_ns));
@@ -146,10 +146,13 @@ static void finish(struct http_call *call, enum api_finish finish)
         return;
     }
     output_finish(&call->output);
+    if (finish == API_FINISH_STOP && call->output.parse.call_count > 0) {
+        finish = API_FINISH_TOOL_CALLS;
+    }
     call->usage.output_tokens = call->output.token_count;
     call->usage.reasoning_tokens = call->output.reasoning_count;
     count_finish(call, finish);
-    http_call_end(call, HTTP_CALL_FINISHED, finish == API_FINISH_STOP ? "stop" : "length");
+    http_call_end(call, HTTP_CALL_FINISHED, finish == API_FINISH_LENGTH ? "length" : "stop");
     if (!call->request) {
         return;
     }

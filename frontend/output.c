@@ -22,7 +22,7 @@ enum err_code output_init(struct output *output, const struct api_request *reque
     stop_init(&output->stop, request->include_stop);
     if (tokenizer && request->route == API_ROUTE_CHAT) {
         chat_parse_init(&output->parse, markers, tokenizer, plan->admit.prompt.at,
-                        plan->admit.prompt.count);
+                        plan->admit.prompt.count, request->tools != NULL);
         output->has_parse = true;
     } else if (tokenizer) {
         detok_init(&output->detok, tokenizer, true);
@@ -118,7 +118,8 @@ void output_finish(struct output *output)
 bool output_has_piece(const struct output *output)
 {
     return output->content.used_bytes > 0 || output->reasoning.used_bytes > 0 ||
-           output->logprobs.entry_count > 0 || output->token_ids.used_bytes > 0;
+           output->logprobs.entry_count > 0 || output->token_ids.used_bytes > 0 ||
+           output->parse.call_count > output->shown_calls;
 }
 
 struct api_piece output_piece(const struct output *output)
@@ -128,6 +129,9 @@ struct api_piece output_piece(const struct output *output)
         .reasoning = &output->reasoning,
         .logprobs = output->wants_logprobs ? &output->logprobs : NULL,
         .token_ids = output->wants_token_ids ? &output->token_ids : NULL,
+        .calls = output->parse.calls ? output->parse.calls + output->shown_calls : NULL,
+        .call_count = output->parse.call_count - output->shown_calls,
+        .first_call = output->shown_calls,
     };
 }
 
@@ -137,6 +141,7 @@ void output_reset(struct output *output)
     buf_reset(&output->reasoning);
     buf_reset(&output->token_ids);
     api_logprobs_reset(&output->logprobs);
+    output->shown_calls = output->parse.call_count;
 }
 
 size_t output_held_bytes(const struct output *output)

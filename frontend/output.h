@@ -22,6 +22,7 @@ struct output {
     struct detok detok;                /* completions */
     struct chat_parse parse;           /* chat */
     bool has_parse;
+    uint32_t shown_calls; /* of parse.calls, by the pieces before output_reset */
     struct stop stop;
     bool has_matched; /* a stop string has ended the output */
     uint32_t stop_ids[PLAN_MAX_STOP_IDS];

@@ -1,6 +1,7 @@
 """The openai SDK against the whole system.  usage: openai_test.py BUILD_DIR [NAME]"""
 
 import asyncio
+import json
 import sys
 
 import openai
@@ -105,6 +106,62 @@ def test_stop_and_length(client):
                                             max_completion_tokens=3)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 3
+
+
+TOOLS = [{"type": "function", "function": {
+    "name": "get_weather", "description": "Get the weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}},
+                   "required": ["city"]}}}]
+
+
+def test_tool_call_round(client):
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    request = dict(model=MODEL, tools=TOOLS, temperature=0, max_tokens=64)
+    answer = client.chat.completions.create(messages=messages, **request).choices[0]
+    assert answer.finish_reason == "tool_calls", answer
+    assert answer.message.content is None
+    call = answer.message.tool_calls[0]
+    assert call.type == "function" and call.id.startswith("call_")
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    messages.append(answer.message)
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": "18 degrees, sunny"})
+    last = client.chat.completions.create(messages=messages, **request).choices[0]
+    assert last.finish_reason == "stop" and last.message.content, last
+
+
+def test_tool_call_stream_equals_whole(client):
+    request = dict(model=MODEL, tools=TOOLS, temperature=0, max_tokens=64,
+                   messages=[{"role": "user", "content": "What is the weather in Rome?"}])
+    whole = client.chat.completions.create(**request).choices[0].message.tool_calls
+    calls = {}
+    finish = None
+    for chunk in client.chat.completions.create(**request, stream=True):
+        choice = chunk.choices[0]
+        finish = choice.finish_reason or finish
+        assert not choice.delta.content
+        for delta in choice.delta.tool_calls or []:
+            name, arguments = calls.get(delta.index, ("", ""))
+            calls[delta.index] = (name + (delta.function.name or ""),
+                                  arguments + (delta.function.arguments or ""))
+    assert finish == "tool_calls"
+    assert [calls[i] for i in sorted(calls)] == [
+        (call.function.name, call.function.arguments) for call in whole]
+
+
+def test_tool_choice_none_calls_nothing(client):
+    answer = client.chat.completions.create(
+        model=MODEL, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=32,
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}])
+    assert not answer.choices[0].message.tool_calls
+
+
+def test_thoughts_are_apart(client):
+    answer = client.chat.completions.create(
+        model=MODEL, temperature=0, max_tokens=128, messages=QUESTION,
+        extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    message = answer.choices[0].message
+    assert "<|" not in message.content and "thought" not in message.content, message
 
 
 def test_errors_are_the_sdks_classes(client):

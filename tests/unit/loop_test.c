@@ -1,5 +1,6 @@
 /* The loop with its tasks, timers and watches; the mailbox and the work pool that post to it. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <unistd.h>
@@ -118,8 +119,7 @@ static void run_job(struct work_item *item)
     if (item->is_large) {
         uint32_t now = ++pool->large_now;
         uint32_t most = pool->large_most;
-        while (now > most && !__atomic_compare_exchange_n(&pool->large_most, &most, now, false,
-                                                          __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        while (now > most && !atomic_compare_exchange_weak(&pool->large_most, &most, now)) {
         }
         (void)usleep(500); /* the work */
         pool->large_now--;

@@ -123,6 +123,41 @@ static void test_reasoning_is_apart_and_counted(void)
     buf_fini(&joined);
 }
 
+static void test_calls_whole_and_streamed(void)
+{
+    for (int is_stream = 0; is_stream < 2; is_stream++) {
+        struct rig rig;
+        struct buf joined;
+        struct buf json;
+        buf_init(&joined);
+        buf_init(&json);
+        open_rig(&rig, API_ROUTE_CHAT, "{\"messages\":[{}],\"tools\":[{}]}", true);
+        push_text(&rig, "<|tool_call>call:f{a:1}<tool_call|><|tool_call>call:g{}<tool_call|>",
+                  &joined, false);
+        struct api_head head = {
+            .route = API_ROUTE_CHAT, .is_stream = is_stream, .id = "chatcmpl-7", .model = "m"};
+        struct api_usage usage = {0};
+        struct api_piece piece = output_piece(&rig.output);
+        test_true(output_has_piece(&rig.output));
+        test_eq_u64(piece.call_count, 2);
+        if (is_stream) {
+            api_response_delta(&head, &piece, API_FINISH_NONE, &json);
+        } else {
+            api_response_whole(&head, &piece, API_FINISH_TOOL_CALLS, &usage, &json);
+            test_true(strstr(buf_text(&json), "\"content\":null"));
+            test_true(strstr(buf_text(&json), "\"finish_reason\":\"tool_calls\""));
+        }
+        test_true(strstr(buf_text(&json), "\"id\":\"call_70\",\"type\":\"function\",\"function\":{"
+                                          "\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1}\"}}"));
+        test_true(!!strstr(buf_text(&json), "\"index\":1,\"id\":\"call_71\"") == is_stream);
+        output_reset(&rig.output);
+        test_true(!output_has_piece(&rig.output));
+        close_rig(&rig);
+        buf_fini(&json);
+        buf_fini(&joined);
+    }
+}
+
 static void test_without_tokenizer_ids_are_the_output(void)
 {
     struct rig rig;
@@ -172,11 +207,9 @@ static void test_logprobs_of_bytes(void)
 }
 
 static const struct test_case cases[] = {
-    TEST(test_stop_strings_and_pieces),
-    TEST(test_included_stop_string),
-    TEST(test_reasoning_is_apart_and_counted),
-    TEST(test_without_tokenizer_ids_are_the_output),
-    TEST(test_logprobs_of_bytes),
+    TEST(test_stop_strings_and_pieces),        TEST(test_included_stop_string),
+    TEST(test_reasoning_is_apart_and_counted), TEST(test_without_tokenizer_ids_are_the_output),
+    TEST(test_calls_whole_and_streamed),       TEST(test_logprobs_of_bytes),
 };
 
 int main(int argc, char **argv)
