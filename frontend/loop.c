@@ -69,7 +69,7 @@ void loop_destroy(struct loop *loop)
     h2o_multithread_unregister_receiver(loop->queue, &loop->receiver);
     h2o_multithread_destroy_queue(loop->queue);
     free(loop->queue); /* left behind by the evloop build of h2o 2.2.5 */
-    loop_turn(loop); /* frees closed sockets */
+    loop_turn(loop);   /* frees closed sockets */
     h2o_evloop_destroy(loop->evloop);
     mem_free(loop);
 }
