@@ -57,7 +57,7 @@ static void test_frontend_killed_again_and_again_under_load(void)
     }
     (void)fprintf(stderr, "frontend killed %d times: ready again after %u ms at worst\n",
                   KILL_COUNT, worst_ms);
-    test_true(worst_ms < 1000);
+    test_true(worst_ms < 1000 || !test_times_count());
     test_eq_u64((uint64_t)system_child(&process, "bezel-worker"), (uint64_t)worker);
     system_expect_all_free(&process);
     free(expected);

@@ -24,6 +24,12 @@ enum {
     LINE_BYTES = 4096
 };
 
+/* Sanitizer builds get longer: what is waited for is the same. */
+static uint32_t patience_ms(uint32_t ms)
+{
+    return test_times_count() ? ms : 6 * ms;
+}
+
 static void pause_ms(long ms)
 {
     struct timespec time = {.tv_nsec = ms * (long)CLOCK_NS_PER_MS};
@@ -61,11 +67,12 @@ static uint16_t read_port(int fd)
 {
     char line[LINE_BYTES];
     size_t used_bytes = 0;
-    uint64_t end_ns = clock_now_ns() + START_MS * CLOCK_NS_PER_MS;
+    const uint32_t wait_ms = patience_ms(START_MS);
+    uint64_t end_ns = clock_now_ns() + wait_ms * CLOCK_NS_PER_MS;
     for (;;) {
         struct pollfd readable = {.fd = fd, .events = POLLIN};
-        if (clock_now_ns() > end_ns || poll(&readable, 1, START_MS) != 1) {
-            test_fail(__FILE__, __LINE__, "the launcher is not ready after %d ms", START_MS);
+        if (clock_now_ns() > end_ns || poll(&readable, 1, (int)wait_ms) != 1) {
+            test_fail(__FILE__, __LINE__, "the launcher is not ready after %u ms", wait_ms);
         }
         ssize_t count = read(fd, line + used_bytes, sizeof(line) - 1 - used_bytes);
         test_true(count > 0);
@@ -105,7 +112,7 @@ bool system_wait_gone(pid_t pid, uint32_t wait_ms)
         return true;
     }
     struct pollfd ended = {.fd = pid_fd, .events = POLLIN};
-    int count = poll(&ended, 1, (int)wait_ms);
+    int count = poll(&ended, 1, (int)patience_ms(wait_ms));
     (void)close(pid_fd);
     return count == 1;
 }
@@ -190,7 +197,7 @@ uint32_t system_await_ready(const struct system_process *process, int status, ui
     uint64_t start_ns = clock_now_ns();
     int got = system_get(process, "/ready");
     while (got != status) {
-        if (clock_now_ns() - start_ns > wait_ms * CLOCK_NS_PER_MS) {
+        if (clock_now_ns() - start_ns > patience_ms(wait_ms) * CLOCK_NS_PER_MS) {
             test_fail(__FILE__, __LINE__, "/ready answers %d, not %d, after %u ms", got, status,
                       wait_ms);
         }
