@@ -18,9 +18,9 @@
 
 enum {
     MAX_ARGS = 32,
-    START_MS = 30000,
+    START_MS = 120000,
     STOP_MS = 40000,
-    FREE_MS = 10000,
+    FREE_MS = 60000,
     LINE_BYTES = 4096
 };
 
