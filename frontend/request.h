@@ -66,10 +66,10 @@ struct req_pairs {
 
 struct req {
     enum req_state state; /* written by req_step alone */
+    int32_t priority;
     uint64_t request_id;
     uint64_t arrival_seq; /* order of arrival: its place in the queue */
     uint64_t arrival_ns;
-    int32_t priority;
     uint64_t deadline_ns; /* of waiting; 0 none */
     struct plan_admit admit;
     void *storage; /* owned: what the arrays of admit point to */

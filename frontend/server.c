@@ -408,15 +408,17 @@ enum err_code server_listen(const char *host, uint32_t port, int *out_fd, uint32
         code = err_errno(err, errno, "listening on %s port %u", host, port);
         goto out;
     }
-    struct sockaddr_storage bound = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in four;
+        struct sockaddr_in6 six;
+    } bound = {0};
     socklen_t bound_bytes = sizeof(bound);
-    if (getsockname(fd, (struct sockaddr *)&bound, &bound_bytes) != 0) {
+    if (getsockname(fd, &bound.any, &bound_bytes) != 0) {
         code = err_errno(err, errno, "asking for the port of %s", host);
         goto out;
     }
-    *out_port = ntohs(bound.ss_family == AF_INET6
-                          ? ((const struct sockaddr_in6 *)(const void *)&bound)->sin6_port
-                          : ((const struct sockaddr_in *)(const void *)&bound)->sin_port);
+    *out_port = ntohs(bound.any.sa_family == AF_INET6 ? bound.six.sin6_port : bound.four.sin_port);
     *out_fd = fd;
     fd = -1;
 out:

@@ -24,7 +24,7 @@ enum {
 
 static const struct wire_message tables[] = {
 #define MESSAGE(NAME, name, type)                                                           \
-    [type] = {#name, type, name##_fields, sizeof(name##_fields) / sizeof(name##_fields[0]), \
+    [type] = {#name, name##_fields, type, sizeof(name##_fields) / sizeof(name##_fields[0]), \
               sizeof(struct hello_##name)},
 #define FIELD(message, key, field, kind, max, doc)
 #define END(name)

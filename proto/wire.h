@@ -81,8 +81,8 @@ struct wire_field {
 
 struct wire_message {
     const char *name;
-    uint32_t type;
     const struct wire_field *fields;
+    uint32_t type;
     uint32_t field_count;
     size_t struct_bytes;
 };

@@ -88,6 +88,7 @@ static void wrong_type(struct wire_reader *reader, unsigned tag, const char *wan
 /* Non-negative values of the signed forms are the same numbers and are taken. */
 static uint64_t take_signed(struct wire_reader *reader, size_t byte_count)
 {
+    assert(byte_count > 0);
     uint64_t value = take_big_endian(reader, byte_count);
     if (value >> (byte_count * 8 - 1) != 0) {
         fail(reader, ERR_FORMAT, "byte %zu: negative integer", reader->offset_bytes - byte_count);

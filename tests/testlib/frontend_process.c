@@ -71,7 +71,10 @@ void frontend_process_start(struct frontend_process *process, const char *progra
         char count_text[] = "LISTEN_FDS=1";
         char *environment[] = {count_text, pid_text, NULL};
         (void)syscall(SYS_close_range, LIFELINE_FD + 1, ~0U, 0U);
-        (void)execve(program, (char **)(uintptr_t)argv, environment);
+        char *exec_argv[MAX_ARGUMENTS];
+        memcpy(exec_argv, argv,
+               sizeof(argv)); /* execve takes its arguments as if it changed them */
+        (void)execve(program, exec_argv, environment);
         perror(program);
         _exit(127);
     }

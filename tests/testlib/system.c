@@ -58,7 +58,9 @@ static void exec_launcher(const struct system_process *process, const char *cons
         _exit(126);
     }
     (void)syscall(SYS_close_range, 3, ~0U, 0U);
-    (void)execv(TEST_BEZEL_EXE, (char *const *)(uintptr_t)argv); /* returns only on failure */
+    char *exec_argv[MAX_ARGS + 10];
+    memcpy(exec_argv, argv, sizeof(argv));  /* execv takes its arguments as if it changed them */
+    (void)execv(TEST_BEZEL_EXE, exec_argv); /* returns only on failure */
     _exit(127);
 }
 

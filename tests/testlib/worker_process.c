@@ -38,7 +38,9 @@ static void execute(const char *const *argv)
     for (size_t i = 0; argv[i] != NULL && i < WORKER_PROCESS_MAX_ARGS + 7; i++) {
         copies[i] = strdup(argv[i]);
     }
-    (void)execv(copies[0], copies);
+    if (copies[0] != NULL) {
+        (void)execv(copies[0], copies);
+    }
 }
 
 static void exec_worker(const struct worker_process *process,
