@@ -37,17 +37,17 @@ struct runner_limits {
 /* One row of a step, in plan order. */
 struct runner_row {
     uint32_t slot;
-    uint32_t start;         /* position of the first token; a decode row's is on the device */
-    uint32_t count;         /* tokens; 1 for a decode row */
+    uint32_t start;       /* position of the first token; a decode row's is on the device */
+    uint32_t count;       /* tokens; 1 for a decode row */
+    bool samples;         /* the logits after the last token are sampled */
+    bool prompt_logprobs; /* logprobs of the tokens at start+1 .. start+count within the prompt */
+    bool constrained;
     const uint32_t *tokens; /* [count] of a prompt row, borrowed during launch; null for a decode
                                row: its input is the slot's last pick, already on the device */
-    bool samples;           /* the logits after the last token are sampled */
-    bool prompt_logprobs;   /* logprobs of the tokens at start+1 .. start+count within the prompt */
     const uint32_t *next_tokens; /* [count] prompt tokens at start+1 ..; null unless
                                     prompt_logprobs; 0xffffffff where there is none */
     const uint32_t *mask; /* [mask_words] allowed tokens of a constrained row; null: none.  With
-                               constrained and no mask the row is held */
-    bool constrained;
+                             constrained and no mask the row is held */
 };
 
 /* A page granted to a slot: entry `logical_page` of its table becomes `physical_page`. */

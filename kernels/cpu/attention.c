@@ -16,6 +16,7 @@ struct job {
     const struct k_stream *stream;
     const struct k_attention_args *args;
     uint32_t tokens_per_item;
+    uint32_t heads_per_item; /* query heads of one kv head */
 };
 
 /* Consecutive queries of one sequence that are worked on together, for one kv head. */
@@ -25,11 +26,12 @@ struct block {
     uint32_t token; /* first */
     uint32_t tokens;
     uint32_t kv_head;
-    uint32_t group;     /* query heads of this kv head */
-    uint32_t first_key; /* of the first query */
-    float *q;           /* [tokens * group, head_dim] lane order */
-    float *acc;         /* [tokens * group, head_dim] lane order */
-    float *scores;      /* [tokens * group, score_stride], column key - first_key */
+    uint32_t first_head; /* of the query heads worked on, all of this kv head */
+    uint32_t group;      /* how many */
+    uint32_t first_key;  /* of the first query */
+    float *q;            /* [tokens * group, head_dim] lane order */
+    float *acc;          /* [tokens * group, head_dim] lane order */
+    float *scores;       /* [tokens * group, score_stride], column key - first_key */
     uint64_t score_stride;
 };
 
@@ -79,7 +81,7 @@ static void widen_queries(const struct block *block)
     uint32_t head_dim = args->pages.head_dim;
     for (uint32_t t = 0; t < block->tokens; t++) {
         const uint16_t *q = args->q + (block->token + t) * args->q_stride_elems +
-                            (uint64_t)block->kv_head * block->group * head_dim;
+                            (uint64_t)block->first_head * head_dim;
         for (uint32_t g = 0; g < block->group; g++) {
             block->stream->isa->widen(q + (uint64_t)g * head_dim, head_dim,
                                       block->q + (uint64_t)(t * block->group + g) * head_dim);
@@ -147,7 +149,7 @@ static void add_all_values(const struct block *block)
 static void write_out(const struct block *block, uint32_t token, uint32_t head, float sum)
 {
     uint32_t head_dim = block->args->pages.head_dim;
-    uint32_t query_head = block->kv_head * block->group + head;
+    uint32_t query_head = block->first_head + head;
     const float *acc = block->acc + (uint64_t)(token * block->group + head) * head_dim;
     uint16_t *out = block->args->out +
                     ((uint64_t)(block->token + token) * block->args->heads + query_head) * head_dim;
@@ -201,15 +203,17 @@ static void attention_item(void *context, uint32_t item, uint32_t thread)
     const struct job *job = context;
     const struct k_attention_args *args = job->args;
     const struct k_cpu_shape *shape = &job->stream->options.shape;
-    uint32_t kv_heads = args->pages.kv_heads;
-    uint32_t begin = item / kv_heads * job->tokens_per_item;
+    uint32_t group = args->heads / args->pages.kv_heads;
+    uint32_t parts = args->heads / job->heads_per_item;
+    uint32_t begin = item / parts * job->tokens_per_item;
     uint32_t end = num_min(begin + job->tokens_per_item, args->tokens.count);
     float *scratch = k_stream_scratch(job->stream, thread);
     struct block block = {
         .stream = job->stream,
         .args = args,
-        .kv_head = item % kv_heads,
-        .group = args->heads / kv_heads,
+        .kv_head = item % parts * job->heads_per_item / group,
+        .first_head = item % parts * job->heads_per_item,
+        .group = job->heads_per_item,
         .q = scratch,
         .acc = scratch + (uint64_t)block_rows(shape) * shape->max_head_dim,
         .scores = scratch + 2 * (uint64_t)block_rows(shape) * shape->max_head_dim,
@@ -257,8 +261,16 @@ enum err_code k_cpu_attention(struct k_stream *stream, const struct k_attention_
         .stream = stream,
         .args = args,
         .tokens_per_item = args->tokens.count >= BLOCKS_FROM_TOKENS ? K_QUERY_BLOCK : 1,
+        .heads_per_item = args->heads / args->pages.kv_heads,
     };
     uint32_t blocks = num_ceil_div(args->tokens.count, job.tokens_per_item);
-    k_threads_run(stream->threads, blocks * args->pages.kv_heads, attention_item, &job);
+    /* A few long sequences: the heads of a group go to different threads, which read K and V at
+     * about the same time. */
+    while (job.heads_per_item % 2 == 0 &&
+           blocks * args->heads / job.heads_per_item < k_threads_count(stream->threads)) {
+        job.heads_per_item /= 2;
+    }
+    k_threads_run(stream->threads, blocks * (args->heads / job.heads_per_item), attention_item,
+                  &job);
     return ERR_OK;
 }

@@ -173,6 +173,16 @@ static void leave(struct client *client, enum way way)
     }
 }
 
+/* Until the worker, where there is one, holds so many sequences: what it was told before it could
+ * apply an ADMIT it cannot tell by the request's seed. */
+static void await_sequences(const struct rig *rig, uint32_t count)
+{
+    struct fake_stats stats = {.model.sequences = count + 1};
+    while (rig->worker && stats.model.sequences != count) {
+        fake_get_stats(rig->worker, &stats);
+    }
+}
+
 static void leave_all(struct rig *rig, enum way way, bool is_stream)
 {
     struct client *clients = mem_zalloc(CLIENTS_PER_WAY, sizeof(*clients));
@@ -186,6 +196,7 @@ static void leave_all(struct rig *rig, enum way way, bool is_stream)
     }
     while (metric(rig, "vllm:num_requests_running") < CLIENTS_PER_WAY) {
     }
+    await_sequences(rig, CLIENTS_PER_WAY);
     for (uint32_t i = 0; i < CLIENTS_PER_WAY; i++) {
         rig->left_ns[first + i] = clock_now_ns();
         leave(&clients[i], way);
@@ -193,6 +204,7 @@ static void leave_all(struct rig *rig, enum way way, bool is_stream)
     rig->left_count += CLIENTS_PER_WAY;
     while (metric(rig, "vllm:num_requests_running") > 0) {
     }
+    await_sequences(rig, 0);
     for (uint32_t i = 0; i < CLIENTS_PER_WAY; i++) {
         if (way == WAY_HALF_CLOSE) {
             http_client_close(&clients[i].plain);

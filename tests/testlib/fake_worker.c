@@ -335,8 +335,11 @@ static void tell_cancel(const struct fake_worker *worker, const struct plan_mess
                         uint64_t at_ns)
 {
     uint64_t seed = 0;
-    if (message->type == PLAN_CANCEL && worker->options.on_cancel != NULL &&
-        model_find_seed(worker->model, message->as.cancel.seq_id, &seed)) {
+    bool is_end = message->type == PLAN_CANCEL || message->type == PLAN_RELEASE;
+    uint64_t seq_id =
+        message->type == PLAN_CANCEL ? message->as.cancel.seq_id : message->as.release.seq_id;
+    if (is_end && worker->options.on_cancel != NULL &&
+        model_find_seed(worker->model, seq_id, &seed)) {
         worker->options.on_cancel(worker->options.owner, seed, at_ns);
     }
 }

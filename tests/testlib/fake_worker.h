@@ -20,7 +20,8 @@ struct fake_options {
     uint32_t busy_attaches;   /* so many ATTACH are answered ERR_BUSY first */
     /* A token is about to become visible; may be null.  Executor thread, must not call back. */
     void (*on_token)(void *owner, uint64_t seed, uint32_t position, uint64_t now_ns);
-    /* A CANCEL has come off the socket at at_ns; may be null.  Likewise. */
+    /* A CANCEL or RELEASE has come off the socket at at_ns (a request that leaves before it is admitted
+     * is only released); may be null.  Likewise. */
     void (*on_cancel)(void *owner, uint64_t seed, uint64_t at_ns);
     void *owner;
     bool exits_when_dead; /* MODEL_FAULT_DIE ends the process by _exit; else the sockets close */

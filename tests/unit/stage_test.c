@@ -41,7 +41,7 @@ static void rig_init(struct rig *rig, const struct runner_limits *limits)
 {
     struct err err = {0};
     *rig = (struct rig){.limits = *limits, .generations = {11, 12, 13}};
-    test_ok(mem_arena_init(&rig->arena, 4U << 20, &err), &err);
+    test_ok(mem_arena_init(&rig->arena, 4UL << 20, &err), &err);
     memset(rig->arena.base, 0, rig->arena.cap_bytes);
     struct stage_allocator allocator = {.context = &rig->arena, .alloc = alloc};
     test_ok(stage_tables_create(limits, &allocator, &rig->tables, &err), &err);
@@ -62,7 +62,7 @@ static void test_table_lengths(void)
     test_eq_u64(stage_table_pages(&limits, RUNNER_FAMILY_LOCAL), 16 + 2 + 2);
     limits = limits_of(16, 5, 1);
     test_eq_u64(stage_table_pages(&limits, RUNNER_FAMILY_LOCAL), 1 + 1 + 2);
-    test_eq_u64(stage_max_patches(&limits), 3 * (4 + 256));
+    test_eq_u64(stage_max_patches(&limits), 3UL * (4 + 256));
     test_eq_u64(stage_mask_words(&limits), 4);
 }
 

@@ -293,7 +293,7 @@ static void test_mutated_messages(void)
 static void test_hash_covers_each_column(void)
 {
     struct wire_field field = {"f", 1, WIRE_KIND_U32, 1, 0};
-    struct wire_message message = {"m", 1, &field, 1, 4};
+    struct wire_message message = {"m", &field, 1, 1, 4};
     const uint64_t base = wire_hash_message(WIRE_HASH_SEED, &message);
     field.key = 2;
     test_true(wire_hash_message(WIRE_HASH_SEED, &message) != base);
