@@ -4,6 +4,10 @@
 
 #include <stdbool.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define ERR_NODISCARD     [[nodiscard]]
 #define ERR_MESSAGE_BYTES 240
 
@@ -35,5 +39,9 @@ enum err_code err_wrap(struct err *err, const char *format, ...)
 
 /* Slug of a code: "ok", "argument", ...; "unknown" for a value outside the enum. */
 const char *err_code_text(enum err_code code);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -1,0 +1,43 @@
+/* Inside of the cuda backend: what an operator finds in its stream, and how it launches.
+ * Included by kernels/cuda/*.cu only. */
+#ifndef KERNELS_CUDA_STREAM_H
+#define KERNELS_CUDA_STREAM_H
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/ops_cuda.h"
+
+struct k_stream {
+    cudaStream_t stream;
+    k_cuda_shape shape;
+    unsigned char *scratch; /* of the running operator; each operator leaves its counters zero */
+    uint32_t sm_count;
+    bool uses_dependent_launch;
+};
+
+/* Entries of the table, one family per .cu file. */
+extern "C" {
+enum err_code k_cuda_embed_norm(struct k_stream *, const struct k_embed_norm_args *, struct err *);
+enum err_code k_cuda_linear(struct k_stream *, const struct k_linear_args *, struct err *);
+enum err_code k_cuda_qkv_norm_rope(struct k_stream *, const struct k_qkv_norm_rope_args *,
+                                   struct err *);
+enum err_code k_cuda_attention(struct k_stream *, const struct k_attention_args *, struct err *);
+enum err_code k_cuda_residual_norm(struct k_stream *, const struct k_residual_norm_args *,
+                                   struct err *);
+enum err_code k_cuda_gate_up(struct k_stream *, const struct k_gate_up_args *, struct err *);
+enum err_code k_cuda_head(struct k_stream *, const struct k_head_args *, struct err *);
+enum err_code k_cuda_open(struct k_stream *, const struct k_open_args *, struct err *);
+enum err_code k_cuda_expand(struct k_stream *, const struct k_expand_args *, struct err *);
+enum err_code k_cuda_sample(struct k_stream *, const struct k_sample_args *, struct err *);
+enum err_code k_cuda_logprobs(struct k_stream *, const struct k_logprobs_args *, struct err *);
+enum err_code k_cuda_advance(struct k_stream *, const struct k_advance_args *, struct err *);
+}
+
+/* Scratch of each family and one-time attributes; called by stream.cu. */
+uint64_t k_cuda_attention_scratch_bytes(const k_cuda_shape *shape);
+uint64_t k_cuda_linear_scratch_bytes(const k_cuda_shape *shape);
+uint64_t k_cuda_sample_scratch_bytes(const k_cuda_shape *shape);
+cudaError_t k_cuda_attention_prepare(void);
+cudaError_t k_cuda_linear_prepare(void);
+
+#endif
