@@ -1,0 +1,65 @@
+/* The stream of the cuda backend and its operator table. */
+#include <new>
+
+#include "kernels/cuda/device/launch.cuh"
+
+constexpr uint64_t ALIGN_BYTES = 256;
+
+static uint64_t largest(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+extern "C" uint64_t k_cuda_scratch_bytes(const struct k_cuda_shape *shape)
+{
+    uint64_t bytes =
+        largest(k_cuda_attention_scratch_bytes(shape),
+                largest(k_cuda_linear_scratch_bytes(shape), k_cuda_sample_scratch_bytes(shape)));
+    return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+}
+
+extern "C" enum err_code k_cuda_stream_create(const struct k_cuda_options *options,
+                                              struct k_stream **out_stream, struct err *err)
+{
+    int device = 0;
+    int sm_count = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) {
+        error = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (error == cudaSuccess) {
+        error = k_cuda_attention_prepare();
+    }
+    if (error == cudaSuccess) {
+        error = k_cuda_linear_prepare();
+    }
+    if (error != cudaSuccess) {
+        return err_set(err, ERR_DEVICE, "preparing the kernels: %s", cudaGetErrorString(error));
+    }
+    k_stream *stream = new (std::nothrow) k_stream();
+    if (stream == nullptr) {
+        return err_set(err, ERR_MEMORY, "a stream");
+    }
+    stream->stream = options->stream;
+    stream->shape = options->shape;
+    stream->scratch = static_cast<unsigned char *>(options->scratch);
+    stream->sm_count = (uint32_t)sm_count;
+    stream->uses_dependent_launch = options->uses_dependent_launch;
+    *out_stream = stream;
+    return ERR_OK;
+}
+
+extern "C" void k_cuda_stream_destroy(struct k_stream *stream)
+{
+    delete stream;
+}
+
+extern "C" const struct k_ops *k_cuda_ops(void)
+{
+    static const struct k_ops ops = {
+        k_cuda_embed_norm,    k_cuda_linear,  k_cuda_qkv_norm_rope, k_cuda_attention,
+        k_cuda_residual_norm, k_cuda_gate_up, k_cuda_head,          k_cuda_open,
+        k_cuda_expand,        k_cuda_sample,  k_cuda_logprobs,      k_cuda_advance,
+    };
+    return &ops;
+}
