@@ -1,5 +1,5 @@
 /* Inside of the cuda backend: what an operator finds in its stream, and how it launches.
- * Included by kernels/cuda/*.cu only. */
+ * Included by the .cu files of kernels/cuda only. */
 #ifndef KERNELS_CUDA_STREAM_H
 #define KERNELS_CUDA_STREAM_H
 
