@@ -83,6 +83,8 @@ struct k_linear_args {
     uint32_t part_count;
     const uint16_t *weights[K_MAX_LINEAR_PARTS]; /* [out_elems[i], in] bf16 */
     uint32_t out_elems[K_MAX_LINEAR_PARTS];
+    bool feeds_residual_norm; /* nothing but the next residual_norm reads out: the backend may
+                                 leave its partial sums in its own scratch until then */
     uint16_t *out; /* [rows, sum of out_elems] bf16 */
 };
 

@@ -104,7 +104,36 @@ static __global__ void __launch_bounds__(THREADS) embed_norm_kernel(k_embed_norm
              reinterpret_cast<uint4 *>(args.normed) + token * pieces);
 }
 
-static __global__ void __launch_bounds__(THREADS) residual_norm_kernel(k_residual_norm_args args)
+/* Eight elements of h: as stored, or the slices of a product added in order and rounded. */
+static __device__ __forceinline__ k_f32x8 load_h(const k_residual_norm_args &args,
+                                                 const k_partial &partial, uint64_t row,
+                                                 uint32_t piece)
+{
+    uint64_t at = row * args.hidden_elems + (uint64_t)piece * PIECE_ELEMS;
+    if (partial.out == nullptr) {
+        return k_unpack(k_load_fresh16(args.h + at));
+    }
+    k_f32x8 sum = {};
+    for (uint32_t slice = 0; slice < partial.slices; slice++) {
+        const float4 *from = reinterpret_cast<const float4 *>(
+            partial.sums + (uint64_t)slice * args.rows * args.hidden_elems + at);
+        float4 low = __ldcg(from);
+        float4 high = __ldcg(from + 1);
+        const float more[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            sum.at[i] += more[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        sum.at[i] = k_rounded(sum.at[i]);
+    }
+    return sum;
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    residual_norm_kernel(k_residual_norm_args args, k_partial partial_h)
 {
     __shared__ float partial[2 * WARPS];
     uint32_t pieces = args.hidden_elems / PIECE_ELEMS;
@@ -116,7 +145,6 @@ static __global__ void __launch_bounds__(THREADS) residual_norm_kernel(k_residua
     float scalar = args.layer_scalar == nullptr ? 1.0F : k_f32(__ldg(args.layer_scalar));
     k_wait_for_predecessors();
     uint64_t row = blockIdx.x;
-    const uint4 *h_in = reinterpret_cast<const uint4 *>(args.h) + row * pieces;
     uint4 *x_at = reinterpret_cast<uint4 *>(args.x) + row * pieces;
     k_f32x8 h[MAX_PIECES];
     k_f32x8 x[MAX_PIECES];
@@ -125,7 +153,7 @@ static __global__ void __launch_bounds__(THREADS) residual_norm_kernel(k_residua
     for (uint32_t p = 0; p < MAX_PIECES; p++) {
         uint32_t piece = threadIdx.x + p * THREADS;
         if (piece < pieces) {
-            h[p] = k_unpack(k_load_fresh16(h_in + piece));
+            h[p] = load_h(args, partial_h, row, piece);
             x[p] = k_unpack(k_load_fresh16(x_at + piece));
             sum += squares(h[p]);
         }
@@ -182,6 +210,12 @@ extern "C" enum err_code k_cuda_residual_norm(struct k_stream *stream,
     if (args->x == args->h || args->x == args->normed) {
         return err_set(err, ERR_SHAPE, "residual_norm: x must not be h nor normed");
     }
-    return k_launched(k_launch(stream, residual_norm_kernel, args->rows, THREADS, 0, *args),
-                      "residual_norm", err);
+    struct k_partial partial = {};
+    if (stream->partial.out == args->h) {
+        partial = stream->partial;
+    }
+    stream->partial = {};
+    return k_launched(
+        k_launch(stream, residual_norm_kernel, args->rows, THREADS, 0, *args, partial),
+        "residual_norm", err);
 }

@@ -25,6 +25,7 @@ struct k_cuda_shape {
     uint32_t slots;
     uint32_t max_context_tokens;
     uint32_t hidden_elems;
+    uint32_t max_linear_out_elems; /* of a linear product, parts together */
     uint32_t heads;
     uint32_t max_head_dim;
     uint32_t max_kv_heads;

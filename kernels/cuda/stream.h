@@ -7,10 +7,18 @@
 
 #include "kernels/cuda/ops_cuda.h"
 
+/* A product whose slices of k are not added up yet: the next residual_norm of `out` does it. */
+struct k_partial {
+    const uint16_t *out; /* null: there is none */
+    const float *sums;   /* [slices, rows, out_elems] f32, in scratch */
+    uint32_t slices;
+};
+
 struct k_stream {
     cudaStream_t stream;
     k_cuda_shape shape;
     unsigned char *scratch; /* of the running operator; each operator leaves its counters zero */
+    struct k_partial partial;
     uint32_t sm_count;
     bool uses_dependent_launch;
 };
