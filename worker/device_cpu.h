@@ -30,6 +30,10 @@ void device_cpu_destroy(struct device_cpu *device);
  * taken as it is touched.  One thread at a time. */
 void *device_cpu_alloc(struct device_cpu *device, size_t count, size_t elem_bytes);
 
+/* memcpy, in the form that a stage_allocator takes. */
+enum err_code device_cpu_write(void *context, void *to, const void *from, size_t byte_count,
+                               struct err *err);
+
 struct k_stream *device_cpu_stream(struct device_cpu *device);
 
 /* One enqueuing thread.  Returns the task's number. */

@@ -10,6 +10,7 @@
 
 #include <math.h>
 
+#include "common/mem.h"
 #include "common/num.h"
 #include "kernels/dtype.h"
 #include "worker/rope.h"
@@ -69,6 +70,20 @@ static uint16_t *carve(const struct forward_options *options, uint64_t count)
     return options->allocator.alloc(options->allocator.context, count, sizeof(uint16_t));
 }
 
+/* Made on the host, so that every backend rotates by the same bits. */
+static enum err_code write_rope(const struct forward_options *options,
+                                const struct model_family *shape, uint16_t *to, struct err *err)
+{
+    uint32_t positions = options->limits.max_context_tokens;
+    size_t elems = rope_elems(&shape->rope, positions);
+    uint16_t *table = mem_zalloc(elems, sizeof(*table));
+    rope_fill(&shape->rope, positions, table);
+    enum err_code code = options->allocator.write(options->allocator.context, to, table,
+                                                  elems * sizeof(*table), err);
+    mem_free(table);
+    return code;
+}
+
 static enum err_code create_pools(struct forward *forward, struct err *err)
 {
     const struct forward_options *options = &forward->options;
@@ -95,7 +110,10 @@ static enum err_code create_pools(struct forward *forward, struct err *err)
                            family == RUNNER_FAMILY_LOCAL ? "local" : "global",
                            limits->pages[family], (unsigned long long)page_bytes);
         }
-        rope_fill(&shape->rope, limits->max_context_tokens, forward->cos_sin[family]);
+        enum err_code code = write_rope(options, shape, forward->cos_sin[family], err);
+        if (code != ERR_OK) {
+            return code;
+        }
     }
     return ERR_OK;
 }
@@ -220,6 +238,7 @@ static enum err_code project(struct forward *forward, const struct k_tokens *tok
         .part_count = 1,
         .weights = {weight},
         .out_elems = {forward->options.config->hidden_elems},
+        .feeds_residual_norm = true,
         .out = forward->projected,
     };
     return forward->options.ops->linear(forward->options.stream, &args, err);

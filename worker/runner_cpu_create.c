@@ -113,7 +113,8 @@ static enum err_code create_parts(struct runner_cpu *runner, const struct model_
                                   const struct weights *weights, struct err *err)
 {
     const struct runner_limits *limits = &runner->super.limits;
-    struct stage_allocator allocator = {.context = runner->device, .alloc = alloc_on_device};
+    struct stage_allocator allocator = {
+        .context = runner->device, .alloc = alloc_on_device, .write = device_cpu_write};
     enum err_code code = stage_tables_create(limits, &allocator, &runner->tables, err);
     if (code == ERR_OK) {
         code = create_steps(runner, &allocator, err);

@@ -21,6 +21,9 @@
 struct stage_allocator {
     void *context;
     void *(*alloc)(void *context, size_t count, size_t elem_bytes);
+    /* Host bytes into such memory; from may be reused after.  Errors: ERR_DEVICE. */
+    enum err_code (*write)(void *context, void *to, const void *from, size_t byte_count,
+                           struct err *err);
 };
 
 /* Slots and the tables of the running step.  Stream thread only, but for stop_request. */

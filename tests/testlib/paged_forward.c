@@ -90,7 +90,8 @@ struct paged *paged_create(const struct paged_options *options)
         limits.pages[family] =
             options->slots * stage_table_pages(&limits, (enum runner_family)family);
     }
-    struct stage_allocator allocator = {.context = paged->device, .alloc = alloc_on_device};
+    struct stage_allocator allocator = {
+        .context = paged->device, .alloc = alloc_on_device, .write = device_cpu_write};
     test_ok(stage_tables_create(&limits, &allocator, &paged->tables, &err), &err);
     test_ok(stage_upload_create(&limits, &allocator, &paged->upload, &err), &err);
     paged->picks = alloc_on_device(paged->device, options->slots, sizeof(*paged->picks));
