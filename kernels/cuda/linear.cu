@@ -14,6 +14,7 @@
  * sums, added in slice order by residual_norm or by sum_slices.
  *
  * warp_per_row: any k that is a multiple of 8, for shapes that the first does not take. */
+#include "kernels/cuda/device/activation.cuh"
 #include "kernels/cuda/device/bf16.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/reduce.cuh"
@@ -24,8 +25,8 @@ constexpr uint32_t STEP_BYTES = 1024; /* ring bytes of one step of a warp */
 constexpr uint32_t MAX_WARPS = 16;
 constexpr uint32_t MIN_WARPS = 6;
 constexpr uint32_t MAX_SLICES = 8;
-constexpr uint32_t STAGES_FEW = 12;  /* up to 8 rows: activations in registers */
-constexpr uint32_t STAGES_MANY = 5;  /* up to 16 rows: activations in shared memory */
+constexpr uint32_t STAGES_FEW = 12; /* up to 8 rows: activations in registers */
+constexpr uint32_t STAGES_MANY = 5; /* up to 16 rows: activations in shared memory */
 constexpr uint32_t SHARED_LIMIT = 227 * 1024;
 constexpr uint32_t SHARED_FLOOR = 117 * 1024; /* more than half an SM: one block on each */
 constexpr uint32_t PLAIN_THREADS = 256;
@@ -75,7 +76,8 @@ static __device__ __forceinline__ void copy_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-template <int PENDING> static __device__ __forceinline__ void copy_wait(void)
+template <int PENDING>
+static __device__ __forceinline__ void copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
@@ -99,28 +101,6 @@ static __device__ __forceinline__ void mma(float (&sum)[4], uint32_t a0, uint32_
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-static __device__ __forceinline__ float gelu_tanh(float x)
-{
-    float inner = 0.7978845608028654F * (x + 0.044715F * x * x * x);
-    return 0.5F * x * (1.0F + tanhf(inner));
-}
-
-static __device__ __forceinline__ uint16_t geglu(float gate, float up)
-{
-    return k_bf16(k_rounded(gelu_tanh(k_rounded(gate))) * k_rounded(up));
-}
-
-static __device__ __forceinline__ uint16_t softcapped(float logit, float cap)
-{
-    float l = k_rounded(logit);
-    if (cap > 0.0F) {
-        l = k_rounded(__fdiv_rn(l, cap));
-        l = k_rounded(tanhf(l));
-        l = k_rounded(l * cap);
-    }
-    return k_bf16(l);
-}
-
 /* First k of weight row `row` of the parts side by side. */
 static __device__ __forceinline__ const uint16_t *weight_row(const product_args &args, uint32_t row)
 {
@@ -128,7 +108,9 @@ static __device__ __forceinline__ const uint16_t *weight_row(const product_args 
     bool is_first = row < args.part_ends[0];
     bool is_second = row < args.part_ends[1];
     uint32_t first = is_first ? 0 : is_second ? args.part_ends[0] : args.part_ends[1];
-    const uint16_t *part = is_first ? args.weights[0] : is_second ? args.weights[1] : args.weights[2];
+    const uint16_t *part = is_first    ? args.weights[0]
+                           : is_second ? args.weights[1]
+                                       : args.weights[2];
     return part + (uint64_t)(row - first) * args.in_elems;
 }
 
@@ -189,8 +171,8 @@ static __device__ __forceinline__ void finish_tile(const product_args &args, con
             continue;
         }
         /* Lane 4 * (row % 8) + column % 8 / 2 holds {row, row + 8} x {even, odd column}. */
-        uint32_t at = column / 8 * 128 + ((row % 8) * 4 + column % 8 / 2) * 4 + column % 2 +
-                      row / 8 * 2;
+        uint32_t at =
+            column / 8 * 128 + ((row % 8) * 4 + column % 8 / 2) * 4 + column % 2 + row / 8 * 2;
         float sum = 0.0F;
         float up = 0.0F;
         for (uint32_t warp = 0; warp < warps; warp++) {
@@ -199,9 +181,9 @@ static __device__ __forceinline__ void finish_tile(const product_args &args, con
         }
         uint64_t to = (uint64_t)column * args.out_elems + out_row;
         if (PRODUCT == PRODUCT_GATE_UP) {
-            args.out[to] = geglu(sum, up);
+            args.out[to] = k_geglu(sum, up);
         } else if (PRODUCT == PRODUCT_HEAD) {
-            args.out[to] = softcapped(sum, args.softcap);
+            args.out[to] = k_bf16(k_softcapped(sum, args.softcap));
         } else if (args.slices > 1) {
             args.partial[(uint64_t)slice * args.rows * args.out_elems + to] = sum;
         } else {
@@ -366,8 +348,8 @@ static __global__ void __launch_bounds__(PLAIN_THREADS) warp_per_row_kernel(prod
         float up_sum = PRODUCT == PRODUCT_GATE_UP ? k_warp_sum(up_sums[r]) : 0.0F;
         if (lane == 0 && r < count) {
             uint16_t *to = args.out + (uint64_t)(first + r) * args.out_elems + out_row;
-            *to = PRODUCT == PRODUCT_GATE_UP ? geglu(sum, up_sum)
-                  : PRODUCT == PRODUCT_HEAD  ? softcapped(sum, args.softcap)
+            *to = PRODUCT == PRODUCT_GATE_UP ? k_geglu(sum, up_sum)
+                  : PRODUCT == PRODUCT_HEAD  ? k_bf16(k_softcapped(sum, args.softcap))
                                              : k_bf16(sum);
         }
     }
@@ -438,12 +420,9 @@ static cudaError_t launch_steps(struct k_stream *stream, const product_args &arg
                                 const struct split &split)
 {
     switch (split.steps) {
-    case 4:
-        return launch_stream<PRODUCT, N_TILES, 4>(stream, args, split);
-    case 8:
-        return launch_stream<PRODUCT, N_TILES, 8>(stream, args, split);
-    default: /* foreign */
-        return launch_stream<PRODUCT, N_TILES, 12>(stream, args, split);
+    case 4: return launch_stream<PRODUCT, N_TILES, 4>(stream, args, split);
+    case 8: return launch_stream<PRODUCT, N_TILES, 8>(stream, args, split);
+    default: /* foreign */ return launch_stream<PRODUCT, N_TILES, 12>(stream, args, split);
     }
 }
 

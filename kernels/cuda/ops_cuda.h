@@ -37,6 +37,7 @@ struct k_cuda_options {
     struct k_cuda_shape shape;
     void *scratch; /* borrowed device memory of k_cuda_scratch_bytes, 256-byte aligned, zeroed */
     bool uses_dependent_launch; /* programmatic dependent launch between neighbours */
+    void *owner;                /* returned by k_cuda_stream_owner */
 };
 
 uint64_t k_cuda_scratch_bytes(const struct k_cuda_shape *shape);
@@ -45,6 +46,7 @@ uint64_t k_cuda_scratch_bytes(const struct k_cuda_shape *shape);
 ERR_NODISCARD enum err_code k_cuda_stream_create(const struct k_cuda_options *options,
                                                  struct k_stream **out_stream, struct err *err);
 void k_cuda_stream_destroy(struct k_stream *stream);
+void *k_cuda_stream_owner(const struct k_stream *stream);
 
 /* All entries.  linear, gate_up and head take any row count but are meant for at most
  * K_CUDA_SMALL_ROWS; the worker sends larger products to cuBLAS. */

@@ -45,6 +45,7 @@ extern "C" enum err_code k_cuda_stream_create(const struct k_cuda_options *optio
     stream->scratch = static_cast<unsigned char *>(options->scratch);
     stream->sm_count = (uint32_t)sm_count;
     stream->uses_dependent_launch = options->uses_dependent_launch;
+    stream->owner = options->owner;
     *out_stream = stream;
     return ERR_OK;
 }
@@ -52,6 +53,11 @@ extern "C" enum err_code k_cuda_stream_create(const struct k_cuda_options *optio
 extern "C" void k_cuda_stream_destroy(struct k_stream *stream)
 {
     delete stream;
+}
+
+extern "C" void *k_cuda_stream_owner(const struct k_stream *stream)
+{
+    return stream->owner;
 }
 
 extern "C" const struct k_ops *k_cuda_ops(void)

@@ -21,6 +21,7 @@ struct k_stream {
     struct k_partial partial;
     uint32_t sm_count;
     bool uses_dependent_launch;
+    void *owner;
 };
 
 /* Entries of the table, one family per .cu file. */
