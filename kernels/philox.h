@@ -6,11 +6,17 @@
 #include <math.h>
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define K_PHILOX_FN static __host__ __device__ inline
+#else
+#define K_PHILOX_FN static inline
+#endif
+
 struct k_philox {
     uint32_t words[4];
 };
 
-static inline struct k_philox k_philox(uint64_t key, const uint32_t counter[4])
+K_PHILOX_FN struct k_philox k_philox(uint64_t key, const uint32_t counter[4])
 {
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
     uint32_t k0 = (uint32_t)key;
@@ -33,7 +39,7 @@ static inline struct k_philox k_philox(uint64_t key, const uint32_t counter[4])
 
 /* Gumbel noise of a token at a position: -log(-log(1 - u)), u in (0, 1) from 32 bits; the small u
  * that make large noise are exact in f32. */
-static inline float k_philox_gumbel(uint64_t seed, uint32_t position, uint32_t token)
+K_PHILOX_FN float k_philox_gumbel(uint64_t seed, uint32_t position, uint32_t token)
 {
     const uint32_t counter[4] = {position, token / 4, 0, 0};
     uint32_t word = k_philox(seed, counter).words[token % 4];

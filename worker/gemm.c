@@ -9,6 +9,7 @@
 
 struct gemm {
     struct gemm_options options;
+    struct k_ops ops;      /* the kernels', but for linear, gate_up and head */
     cublasHandle_t handle; /* owned */
     uint16_t *gate_up;     /* [max_tokens, 2 * intermediate] bf16 */
     uint16_t *gathered;    /* [max_rows, hidden] bf16 */
@@ -31,42 +32,6 @@ static enum err_code check(cublasStatus_t status, const char *what, struct err *
     return status == CUBLAS_STATUS_SUCCESS
                ? ERR_OK
                : err_set(err, ERR_DEVICE, "%s: %s", what, cublasGetStatusString(status));
-}
-
-enum err_code gemm_create(const struct gemm_options *options, struct gemm **out_gemm,
-                          struct err *err)
-{
-    struct gemm *gemm = mem_zalloc(1, sizeof(*gemm));
-    gemm->options = *options;
-    unsigned char *at = options->workspace + CUBLAS_WORKSPACE_BYTES;
-    gemm->gate_up = (uint16_t *)(void *)at;
-    at += gate_up_bytes(options->max_tokens, options->max_intermediate_elems);
-    gemm->gathered = (uint16_t *)(void *)at;
-    enum err_code code = check(cublasCreate(&gemm->handle), "cuBLAS", err);
-    if (code == ERR_OK) {
-        code = check(cublasSetStream(gemm->handle, options->stream), "cuBLAS stream", err);
-    }
-    if (code == ERR_OK) {
-        code = check(cublasSetWorkspace(gemm->handle, options->workspace, CUBLAS_WORKSPACE_BYTES),
-                     "cuBLAS workspace", err);
-    }
-    if (code != ERR_OK) {
-        gemm_destroy(gemm);
-        return code;
-    }
-    *out_gemm = gemm;
-    return ERR_OK;
-}
-
-void gemm_destroy(struct gemm *gemm)
-{
-    if (gemm == NULL) {
-        return;
-    }
-    if (gemm->handle != NULL) {
-        (void)cublasDestroy(gemm->handle); /* nothing to be done about a failure */
-    }
-    mem_free(gemm);
 }
 
 /* out[r, 0 .. out_elems) with rows stride_elems apart = x[r, in] W^T.
@@ -177,75 +142,47 @@ static enum err_code head(struct k_stream *stream, const struct k_head_args *arg
                           : code;
 }
 
-static enum err_code embed_norm(struct k_stream *stream, const struct k_embed_norm_args *args,
-                                struct err *err)
+enum err_code gemm_create(const struct gemm_options *options, struct gemm **out_gemm,
+                          struct err *err)
 {
-    return k_cuda_ops()->embed_norm(stream, args, err);
+    struct gemm *gemm = mem_zalloc(1, sizeof(*gemm));
+    gemm->options = *options;
+    gemm->ops = *k_cuda_ops();
+    gemm->ops.linear = linear;
+    gemm->ops.gate_up = gate_up;
+    gemm->ops.head = head;
+    unsigned char *at = options->workspace + CUBLAS_WORKSPACE_BYTES;
+    gemm->gate_up = (uint16_t *)(void *)at;
+    at += gate_up_bytes(options->max_tokens, options->max_intermediate_elems);
+    gemm->gathered = (uint16_t *)(void *)at;
+    enum err_code code = check(cublasCreate(&gemm->handle), "cuBLAS", err);
+    if (code == ERR_OK) {
+        code = check(cublasSetStream(gemm->handle, options->stream), "cuBLAS stream", err);
+    }
+    if (code == ERR_OK) {
+        code = check(cublasSetWorkspace(gemm->handle, options->workspace, CUBLAS_WORKSPACE_BYTES),
+                     "cuBLAS workspace", err);
+    }
+    if (code != ERR_OK) {
+        gemm_destroy(gemm);
+        return code;
+    }
+    *out_gemm = gemm;
+    return ERR_OK;
 }
 
-static enum err_code qkv_norm_rope(struct k_stream *stream, const struct k_qkv_norm_rope_args *args,
-                                   struct err *err)
+void gemm_destroy(struct gemm *gemm)
 {
-    return k_cuda_ops()->qkv_norm_rope(stream, args, err);
+    if (gemm == NULL) {
+        return;
+    }
+    if (gemm->handle != NULL) {
+        (void)cublasDestroy(gemm->handle); /* nothing to be done about a failure */
+    }
+    mem_free(gemm);
 }
 
-static enum err_code attention(struct k_stream *stream, const struct k_attention_args *args,
-                               struct err *err)
+const struct k_ops *gemm_ops(const struct gemm *gemm)
 {
-    return k_cuda_ops()->attention(stream, args, err);
-}
-
-static enum err_code residual_norm(struct k_stream *stream, const struct k_residual_norm_args *args,
-                                   struct err *err)
-{
-    return k_cuda_ops()->residual_norm(stream, args, err);
-}
-
-static enum err_code open_slot(struct k_stream *stream, const struct k_open_args *args,
-                               struct err *err)
-{
-    return k_cuda_ops()->open(stream, args, err);
-}
-
-static enum err_code expand(struct k_stream *stream, const struct k_expand_args *args,
-                            struct err *err)
-{
-    return k_cuda_ops()->expand(stream, args, err);
-}
-
-static enum err_code sample(struct k_stream *stream, const struct k_sample_args *args,
-                            struct err *err)
-{
-    return k_cuda_ops()->sample(stream, args, err);
-}
-
-static enum err_code logprobs(struct k_stream *stream, const struct k_logprobs_args *args,
-                              struct err *err)
-{
-    return k_cuda_ops()->logprobs(stream, args, err);
-}
-
-static enum err_code advance(struct k_stream *stream, const struct k_advance_args *args,
-                             struct err *err)
-{
-    return k_cuda_ops()->advance(stream, args, err);
-}
-
-const struct k_ops *gemm_ops(void)
-{
-    static const struct k_ops ops = {
-        .embed_norm = embed_norm,
-        .linear = linear,
-        .qkv_norm_rope = qkv_norm_rope,
-        .attention = attention,
-        .residual_norm = residual_norm,
-        .gate_up = gate_up,
-        .head = head,
-        .open = open_slot,
-        .expand = expand,
-        .sample = sample,
-        .logprobs = logprobs,
-        .advance = advance,
-    };
-    return &ops;
+    return &gemm->ops;
 }

@@ -29,7 +29,7 @@ ERR_NODISCARD enum err_code gemm_create(const struct gemm_options *options, stru
                                         struct err *err);
 void gemm_destroy(struct gemm *gemm);
 
-/* The stream handed to these entries must have the gemm as its owner. */
-const struct k_ops *gemm_ops(void);
+/* Borrowed from gemm.  The stream handed to these entries must have the gemm as its owner. */
+const struct k_ops *gemm_ops(const struct gemm *gemm);
 
 #endif

@@ -1,0 +1,437 @@
+/* The sampler; the order of its steps is stated in kernels/sampler.h.
+ *
+ * adjust: blocks over (vocabulary chunk, row).  A chunk's logits go to shared memory, the row's
+ * lists, mask and penalties are applied there, and the chunk's best token is kept; where the row
+ * samples, the values divided by the temperature go to scratch.  2 bytes read per logit, 4 written
+ * for sampled rows.
+ *
+ * pick: one block per row.  The best of the chunks; greedy rows end here.  Survivors of top-k and
+ * top-p are those above a threshold value, and at the threshold those of lowest id: found by
+ * descending the ordered bits of the values eight at a time, weighing each digit by count (top-k)
+ * or by probability mass in fixed point (top-p), so that no sum depends on the order of threads. */
+#include <float.h>
+
+#include "kernels/cuda/device/bf16.cuh"
+#include "kernels/cuda/device/launch.cuh"
+#include "kernels/cuda/device/reduce.cuh"
+#include "kernels/philox.h"
+
+constexpr uint32_t CHUNK = 8192;
+constexpr uint32_t ADJUST_THREADS = 512;
+constexpr uint32_t PICK_THREADS = 1024;
+constexpr uint32_t PICK_WARPS = PICK_THREADS / K_WARP_LANES;
+constexpr uint32_t DIGITS = 256;
+constexpr uint32_t DIGIT_BITS = 8;
+constexpr float MASS_ONE = 1099511627776.0F; /* 2^40: 2^18 tokens of it fit 64 bits */
+
+static_assert(CHUNK * sizeof(float) <= 48 * 1024, "a chunk fits static shared memory");
+
+struct chunk_best {
+    float value;
+    uint32_t token;
+    uint32_t is_sound; /* every logit finite, every value a number below infinity */
+};
+
+struct sample_scratch {
+    chunk_best *best; /* [rows, chunks] */
+    float *values;    /* [rows, vocab] of rows that sample */
+    uint32_t chunks;
+};
+
+static __host__ __device__ uint32_t chunk_count(uint32_t vocab_tokens)
+{
+    return (vocab_tokens + CHUNK - 1) / CHUNK;
+}
+
+static sample_scratch scratch_of(const k_stream *stream)
+{
+    sample_scratch scratch = {};
+    scratch.chunks = chunk_count(stream->shape.vocab_tokens);
+    scratch.values = reinterpret_cast<float *>(stream->scratch);
+    scratch.best = reinterpret_cast<chunk_best *>(
+        scratch.values + (uint64_t)stream->shape.max_rows * stream->shape.vocab_tokens);
+    return scratch;
+}
+
+uint64_t k_cuda_sample_scratch_bytes(const k_cuda_shape *shape)
+{
+    uint64_t per_row = (uint64_t)shape->vocab_tokens * sizeof(float) +
+                       (uint64_t)chunk_count(shape->vocab_tokens) * sizeof(chunk_best);
+    return shape->max_rows * per_row;
+}
+
+/* The larger value, the lower id on ties. */
+static __device__ __forceinline__ bool is_better(float value, uint32_t token, float than,
+                                                 uint32_t than_token)
+{
+    return value > than || (value == than && token < than_token);
+}
+
+static __device__ __forceinline__ void warp_best(float &value, uint32_t &token)
+{
+#pragma unroll
+    for (int step = K_WARP_LANES / 2; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(0xffffffffU, value, step);
+        uint32_t other_token = __shfl_xor_sync(0xffffffffU, token, step);
+        if (is_better(other, other_token, value, token)) {
+            value = other;
+            token = other_token;
+        }
+    }
+}
+
+/* ---- adjust ---- */
+
+/* values [count] of tokens first ..; lists of the row that fall into the chunk. */
+static __device__ void apply_lists(const k_sample_args &args, const k_sample_row &row,
+                                   const k_sampler &sampler, uint32_t first, uint32_t count,
+                                   float *values)
+{
+    for (uint32_t i = threadIdx.x; i < sampler.suppress_count; i += ADJUST_THREADS) {
+        uint32_t at = sampler.suppress_ids[i] - first;
+        if (at < count) {
+            values[at] = -INFINITY;
+        }
+    }
+    if (row.position - sampler.output_start < sampler.min_tokens) {
+        for (uint32_t i = threadIdx.x; i < sampler.stop_count; i += ADJUST_THREADS) {
+            uint32_t at = sampler.stop_ids[i] - first;
+            if (at < count) {
+                values[at] = -INFINITY;
+            }
+        }
+    }
+    __syncthreads();
+    if (row.mask_row != K_NONE) {
+        const uint32_t *mask = args.masks + (uint64_t)row.mask_row * args.mask_words;
+        for (uint32_t i = threadIdx.x; i < count; i += ADJUST_THREADS) {
+            uint32_t token = first + i;
+            if ((__ldcg(mask + token / 32) >> (token % 32) & 1U) == 0) {
+                values[i] = -INFINITY;
+            }
+        }
+    }
+    if (sampler.counts_tokens) {
+        const uint32_t *counts =
+            args.slots.counts + (uint64_t)row.slot * args.slots.vocab_tokens + first;
+        for (uint32_t i = threadIdx.x; i < count; i += ADJUST_THREADS) {
+            uint32_t seen = __ldcg(counts + i);
+            if (seen != 0) {
+                uint32_t output_count = seen & ~K_COUNT_PROMPT;
+                float l = values[i];
+                l = l > 0.0F ? __fdiv_rn(l, sampler.repetition_penalty)
+                             : l * sampler.repetition_penalty;
+                l -= output_count > 0 ? sampler.presence_penalty : 0.0F;
+                values[i] = __fsub_rn(l, __fmul_rn(sampler.frequency_penalty, (float)output_count));
+            }
+        }
+    }
+    __syncthreads();
+    /* One thread: an id may stand twice, and the sum must not depend on order. */
+    for (uint32_t i = 0; threadIdx.x == 0 && i < sampler.bias_count; i++) {
+        uint32_t at = sampler.bias_ids[i] - first;
+        if (at < count) {
+            values[at] += sampler.bias_values[i];
+        }
+    }
+    __syncthreads();
+}
+
+static __global__ void __launch_bounds__(ADJUST_THREADS)
+    adjust_kernel(k_sample_args args, sample_scratch scratch)
+{
+    __shared__ float values[CHUNK];
+    __shared__ chunk_best bests[ADJUST_THREADS / K_WARP_LANES];
+    k_begin();
+    k_wait_for_predecessors();
+    const k_sample_row row = args.rows[blockIdx.y];
+    if (row.row == K_NONE) {
+        return;
+    }
+    const k_sampler &sampler = args.slots.samplers[row.slot];
+    uint32_t vocab = args.slots.vocab_tokens;
+    uint32_t first = blockIdx.x * CHUNK;
+    uint32_t count = vocab - first < CHUNK ? vocab - first : CHUNK;
+    const uint16_t *logits = args.logits + (uint64_t)blockIdx.y * vocab + first;
+    bool is_sound = true;
+    for (uint32_t i = threadIdx.x; i < count; i += ADJUST_THREADS) {
+        uint16_t logit = __ldcg(reinterpret_cast<const unsigned short *>(logits) + i);
+        is_sound = is_sound && (logit & 0x7f80U) != 0x7f80U;
+        values[i] = k_f32(logit);
+    }
+    __syncthreads();
+    apply_lists(args, row, sampler, first, count, values);
+    bool samples = sampler.temperature >= K_MIN_TEMPERATURE;
+    float *kept = scratch.values + (uint64_t)blockIdx.y * vocab + first;
+    float best = -INFINITY;
+    uint32_t token = 0xffffffffU;
+    for (uint32_t i = threadIdx.x; i < count; i += ADJUST_THREADS) {
+        float value = values[i];
+        is_sound = is_sound && value <= FLT_MAX;
+        if (is_better(value, first + i, best, token)) {
+            best = value;
+            token = first + i;
+        }
+        if (samples) {
+            kept[i] = __fdiv_rn(value, sampler.temperature);
+        }
+    }
+    warp_best(best, token);
+    bool warp_sound = __all_sync(0xffffffffU, is_sound);
+    if (threadIdx.x % K_WARP_LANES == 0) {
+        bests[threadIdx.x / K_WARP_LANES] = {best, token, warp_sound ? 1U : 0U};
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        chunk_best all = bests[0];
+        for (uint32_t warp = 1; warp < ADJUST_THREADS / K_WARP_LANES; warp++) {
+            all.is_sound &= bests[warp].is_sound;
+            if (is_better(bests[warp].value, bests[warp].token, all.value, all.token)) {
+                all.value = bests[warp].value;
+                all.token = bests[warp].token;
+            }
+        }
+        scratch.best[blockIdx.y * scratch.chunks + blockIdx.x] = all;
+    }
+}
+
+/* ---- pick ---- */
+
+/* Larger values have smaller keys. */
+static __device__ __forceinline__ uint32_t key_of(float value)
+{
+    uint32_t bits = __float_as_uint(value);
+    bits = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+    return ~bits;
+}
+
+/* Survivors so far: key below key_limit, or equal to it and id at most id_limit. */
+struct survivors {
+    uint32_t key_limit;
+    uint32_t id_limit;
+
+    __device__ __forceinline__ bool has(uint32_t key, uint32_t id) const
+    {
+        return key < key_limit || (key == key_limit && id <= id_limit);
+    }
+};
+
+struct pick_shared {
+    unsigned long long weights[DIGITS];
+    unsigned long long rest; /* weight still to be found within the digit chosen */
+    uint32_t digit;
+    float best_value[PICK_WARPS];
+    uint32_t best_token[PICK_WARPS];
+};
+
+enum weighing {
+    WEIGH_COUNT,
+    WEIGH_MASS,
+};
+
+static __device__ __forceinline__ unsigned long long weight_of(weighing kind, float value,
+                                                               float best)
+{
+    return kind == WEIGH_COUNT ? 1ULL : (unsigned long long)(expf(value - best) * MASS_ONE);
+}
+
+struct row_values {
+    const float *values; /* [count] */
+    uint32_t count;
+    float best;
+};
+
+/* Adds weights of the survivors whose `bits` (key, or id at one key) match prefix above shift. */
+template <bool BY_ID>
+static __device__ void weigh_digits(const row_values &row, const survivors &alive, uint32_t at_key,
+                                    uint32_t prefix, uint32_t shift, weighing kind,
+                                    pick_shared *shared)
+{
+    for (uint32_t i = threadIdx.x; i < DIGITS; i += PICK_THREADS) {
+        shared->weights[i] = 0;
+    }
+    __syncthreads();
+    for (uint32_t id = threadIdx.x; id < row.count; id += PICK_THREADS) {
+        float value = __ldcg(row.values + id);
+        uint32_t key = key_of(value);
+        if (value < -FLT_MAX || !alive.has(key, id) || (BY_ID && key != at_key)) {
+            continue;
+        }
+        uint32_t bits = BY_ID ? id : key;
+        bool matches = shift + DIGIT_BITS >= 32 || bits >> (shift + DIGIT_BITS) == prefix;
+        if (matches) {
+            atomicAdd(&shared->weights[bits >> shift & (DIGITS - 1)],
+                      weight_of(kind, value, row.best));
+        }
+    }
+    __syncthreads();
+}
+
+/* The first digit at which the running weight reaches `rest`; DIGITS where it never does. */
+static __device__ void choose_digit(pick_shared *shared)
+{
+    if (threadIdx.x == 0) {
+        unsigned long long before = 0;
+        uint32_t digit = 0;
+        while (digit < DIGITS && before + shared->weights[digit] < shared->rest) {
+            before += shared->weights[digit++];
+        }
+        shared->digit = digit;
+        shared->rest -= digit < DIGITS ? before : 0;
+    }
+    __syncthreads();
+}
+
+/* Cuts the survivors to the fewest best whose weight reaches wanted. */
+static __device__ survivors cut(const row_values &row, survivors alive, unsigned long long wanted,
+                                weighing kind, pick_shared *shared)
+{
+    if (threadIdx.x == 0) {
+        shared->rest = wanted == 0 ? 1 : wanted;
+    }
+    uint32_t limits[2] = {0, 0};
+    __syncthreads();
+    for (int by_id = 0; by_id < 2; by_id++) {
+        for (int shift = 32 - (int)DIGIT_BITS; shift >= 0; shift -= (int)DIGIT_BITS) {
+            if (by_id != 0) {
+                weigh_digits<true>(row, alive, limits[0], limits[1], (uint32_t)shift, kind, shared);
+            } else {
+                weigh_digits<false>(row, alive, 0, limits[0], (uint32_t)shift, kind, shared);
+            }
+            choose_digit(shared);
+            if (shared->digit == DIGITS) {
+                return alive; /* all of them together weigh less */
+            }
+            limits[by_id] = limits[by_id] << DIGIT_BITS | shared->digit;
+        }
+    }
+    survivors out = {limits[0], limits[1]};
+    return out;
+}
+
+static __device__ unsigned long long total_mass(const row_values &row, const survivors &alive,
+                                                pick_shared *shared)
+{
+    if (threadIdx.x == 0) {
+        shared->rest = 0;
+    }
+    __syncthreads();
+    unsigned long long own = 0;
+    for (uint32_t id = threadIdx.x; id < row.count; id += PICK_THREADS) {
+        float value = __ldcg(row.values + id);
+        if (value >= -FLT_MAX && alive.has(key_of(value), id)) {
+            own += weight_of(WEIGH_MASS, value, row.best);
+        }
+    }
+    atomicAdd(&shared->rest, own);
+    __syncthreads();
+    unsigned long long total = shared->rest;
+    __syncthreads();
+    return total;
+}
+
+/* Best of all threads; every thread gets it. */
+static __device__ uint32_t block_best(float value, uint32_t token, pick_shared *shared)
+{
+    warp_best(value, token);
+    if (threadIdx.x % K_WARP_LANES == 0) {
+        shared->best_value[threadIdx.x / K_WARP_LANES] = value;
+        shared->best_token[threadIdx.x / K_WARP_LANES] = token;
+    }
+    __syncthreads();
+    value = shared->best_value[threadIdx.x % PICK_WARPS];
+    token = shared->best_token[threadIdx.x % PICK_WARPS];
+    warp_best(value, token);
+    __syncthreads();
+    return token;
+}
+
+static_assert(PICK_WARPS == K_WARP_LANES, "one warp reads the bests of all");
+
+static __device__ uint32_t draw(const k_sampler &sampler, const k_sample_row &at,
+                                const row_values &row, pick_shared *shared)
+{
+    survivors alive = {0xffffffffU, 0xffffffffU};
+    if (sampler.top_k != 0 && sampler.top_k < row.count) {
+        alive = cut(row, alive, sampler.top_k, WEIGH_COUNT, shared);
+    }
+    if (sampler.top_p < 1.0F) {
+        double wanted = (double)sampler.top_p * (double)total_mass(row, alive, shared);
+        alive = cut(row, alive, (unsigned long long)ceil(wanted), WEIGH_MASS, shared);
+    }
+    float least = sampler.min_p > 0.0F ? row.best + logf(sampler.min_p) : -FLT_MAX;
+    float best = -INFINITY;
+    uint32_t token = 0xffffffffU;
+    for (uint32_t id = threadIdx.x; id < row.count; id += PICK_THREADS) {
+        float value = __ldcg(row.values + id);
+        if (value >= least && value >= -FLT_MAX && alive.has(key_of(value), id)) {
+            float noisy = value + k_philox_gumbel(sampler.seed, at.position, id);
+            if (is_better(noisy, id, best, token)) {
+                best = noisy;
+                token = id;
+            }
+        }
+    }
+    return block_best(best, token, shared);
+}
+
+static __global__ void __launch_bounds__(PICK_THREADS)
+    pick_kernel(k_sample_args args, sample_scratch scratch)
+{
+    __shared__ pick_shared shared;
+    k_begin();
+    k_wait_for_predecessors();
+    const k_sample_row at = args.rows[blockIdx.x];
+    if (at.row == K_NONE) {
+        return;
+    }
+    const k_sampler &sampler = args.slots.samplers[at.slot];
+    const chunk_best *bests = scratch.best + blockIdx.x * scratch.chunks;
+    float value = -INFINITY;
+    uint32_t token = 0xffffffffU;
+    bool is_sound = true;
+    for (uint32_t chunk = threadIdx.x; chunk < scratch.chunks; chunk += PICK_THREADS) {
+        is_sound = is_sound && bests[chunk].is_sound != 0;
+        if (is_better(bests[chunk].value, bests[chunk].token, value, token)) {
+            value = bests[chunk].value;
+            token = bests[chunk].token;
+        }
+    }
+    is_sound = __syncthreads_and(is_sound) != 0;
+    token = block_best(value, token, &shared);
+    bool is_excluded = __syncthreads_or(value >= -FLT_MAX) == 0;
+    if (is_sound && !is_excluded && sampler.temperature >= K_MIN_TEMPERATURE) {
+        const float *values = scratch.values + (uint64_t)blockIdx.x * args.slots.vocab_tokens;
+        row_values row = {values, args.slots.vocab_tokens, __ldcg(values + token)};
+        token = draw(sampler, at, row, &shared);
+    }
+    if (threadIdx.x == 0) {
+        bool is_bad = !is_sound || is_excluded;
+        k_pick pick = {};
+        pick.outcome = is_bad ? K_OUTCOME_BAD : K_OUTCOME_TOKEN;
+        pick.token = is_bad ? 0 : token;
+        args.picks[at.row] = pick;
+        args.logprobs[blockIdx.x].target = is_bad ? K_NONE : token;
+    }
+}
+
+extern "C" enum err_code k_cuda_sample(struct k_stream *stream, const struct k_sample_args *args,
+                                       struct err *err)
+{
+    if (args->slots.vocab_tokens != stream->shape.vocab_tokens ||
+        args->row_count > stream->shape.max_rows) {
+        return err_set(err, ERR_SHAPE, "sample: %u rows of vocabulary %u, made for %u of %u",
+                       args->row_count, args->slots.vocab_tokens, stream->shape.max_rows,
+                       stream->shape.vocab_tokens);
+    }
+    if (args->row_count == 0) {
+        return ERR_OK;
+    }
+    sample_scratch scratch = scratch_of(stream);
+    cudaError_t error = k_launch(stream, adjust_kernel, dim3(scratch.chunks, args->row_count),
+                                 ADJUST_THREADS, 0, *args, scratch);
+    if (error == cudaSuccess) {
+        error = k_launch(stream, pick_kernel, args->row_count, PICK_THREADS, 0, *args, scratch);
+    }
+    return k_launched(error, "sample", err);
+}
