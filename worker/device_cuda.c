@@ -292,7 +292,7 @@ uint64_t device_cuda_between_ns(struct device_cuda *device, uint32_t from, uint3
 /* Sleeps between looks: an event cannot be waited for and woken from at once. */
 bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t deadline_ns)
 {
-    bool has_passed = device_cuda_has_passed(device, index);
+    bool has_passed = index != DEVICE_CUDA_NEVER && device_cuda_has_passed(device, index);
     (void)pthread_mutex_lock(&device->mutex);
     while (!has_passed && !device->is_woken && clock_now_ns() < deadline_ns) {
         uint64_t until_ns = clock_now_ns() + POLL_NS;
@@ -301,7 +301,7 @@ bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t deadl
             .tv_nsec = (long)(until_ns % CLOCK_NS_PER_SEC),
         };
         (void)pthread_cond_timedwait(&device->wake, &device->mutex, &until); /* the loop looks */
-        has_passed = device_cuda_has_passed(device, index);
+        has_passed = index != DEVICE_CUDA_NEVER && device_cuda_has_passed(device, index);
     }
     device->is_woken = false;
     (void)pthread_mutex_unlock(&device->mutex);

@@ -48,6 +48,7 @@ ERR_NODISCARD enum err_code device_cuda_drain(struct device_cuda *device, struct
 
 /* Marks on the stream; index below DEVICE_CUDA_MARKS. */
 #define DEVICE_CUDA_MARKS 32
+#define DEVICE_CUDA_NEVER 0xffffffffU /* a mark that is never passed */
 ERR_NODISCARD enum err_code device_cuda_mark(struct device_cuda *device, uint32_t index,
                                              struct err *err);
 /* True when the stream has passed the mark, or the device is lost. */

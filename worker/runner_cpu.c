@@ -13,126 +13,27 @@
 
 #include "common/mem.h"
 #include "worker/runner_cpu_internal.h"
-
-/* A record of the sampler is handed out as it lies. */
-static_assert(sizeof(struct runner_logprob) == sizeof(struct k_logprob));
-static_assert(offsetof(struct runner_logprob, token) == offsetof(struct k_logprob, token));
-static_assert(offsetof(struct runner_logprob, logprob) == offsetof(struct k_logprob, logprob));
-static_assert(offsetof(struct runner_logprob, rank) == offsetof(struct k_logprob, rank));
-static_assert(offsetof(struct runner_logprob, pair_count) ==
-              offsetof(struct k_logprob, pair_count));
-static_assert(offsetof(struct runner_logprob, ids) == offsetof(struct k_logprob, ids));
-static_assert(offsetof(struct runner_logprob, logprobs) == offsetof(struct k_logprob, logprobs));
-static_assert(PLAN_MAX_LOGPROBS == K_MAX_LOGPROBS && PLAN_MAX_STOP_IDS == K_MAX_STOP_IDS &&
-              PLAN_MAX_LOGIT_BIAS == K_MAX_BIAS);
-static_assert((int)RUNNER_OUTCOME_NONE == (int)K_OUTCOME_NONE &&
-              (int)RUNNER_OUTCOME_TOKEN == (int)K_OUTCOME_TOKEN &&
-              (int)RUNNER_OUTCOME_STOP == (int)K_OUTCOME_STOP &&
-              (int)RUNNER_OUTCOME_LENGTH == (int)K_OUTCOME_LENGTH &&
-              (int)RUNNER_OUTCOME_MASKED == (int)K_OUTCOME_MASKED &&
-              (int)RUNNER_OUTCOME_HELD == (int)K_OUTCOME_HELD &&
-              (int)RUNNER_OUTCOME_BAD == (int)K_OUTCOME_BAD);
+#include "worker/runner_host.h"
 
 static struct runner_cpu *runner_of(struct runner *runner)
 {
     return (struct runner_cpu *)runner;
 }
 
-static enum err_code check_ids(const char *what, const uint32_t *ids, uint32_t count,
-                               uint32_t vocab_tokens, struct err *err)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        if (ids[i] >= vocab_tokens) {
-            return err_set(err, ERR_ARGUMENT, "%s: token id %u, the vocabulary has %u", what,
-                           ids[i], vocab_tokens);
-        }
-    }
-    return ERR_OK;
-}
-
-static enum err_code check_admit(const struct runner_limits *limits, uint32_t slot,
-                                 const struct plan_admit *admit, struct err *err)
-{
-    uint32_t vocab_tokens = limits->vocab_tokens;
-    if (slot >= limits->slots) {
-        return err_set(err, ERR_ARGUMENT, "slot %u of %u", slot, limits->slots);
-    }
-    if (admit->stop_ids.count > K_MAX_STOP_IDS || admit->suppress_ids.count > K_MAX_BIAS ||
-        admit->logit_bias.count > K_MAX_BIAS) {
-        return err_set(err, ERR_ARGUMENT,
-                       "%u stop ids, %u suppressed, %u biased; at most %u, %u, %u",
-                       admit->stop_ids.count, admit->suppress_ids.count, admit->logit_bias.count,
-                       K_MAX_STOP_IDS, K_MAX_BIAS, K_MAX_BIAS);
-    }
-    enum err_code code =
-        check_ids("prompt", admit->prompt.at, admit->prompt.count, vocab_tokens, err);
-    if (code == ERR_OK) {
-        code = check_ids("stop_ids", admit->stop_ids.at, admit->stop_ids.count, vocab_tokens, err);
-    }
-    if (code == ERR_OK) {
-        code = check_ids("suppress_ids", admit->suppress_ids.at, admit->suppress_ids.count,
-                         vocab_tokens, err);
-    }
-    for (uint32_t i = 0; code == ERR_OK && i < admit->logit_bias.count; i++) {
-        code = check_ids("logit_bias", &admit->logit_bias.at[i].token, 1, vocab_tokens, err);
-    }
-    return code;
-}
-
-static bool has_penalty(const struct plan_admit *admit)
-{
-    return admit->presence_penalty != 0.0F || admit->frequency_penalty != 0.0F ||
-           admit->repetition_penalty != 1.0F;
-}
-
-static void take_sampler(const struct plan_admit *admit, struct k_sampler *sampler)
-{
-    *sampler = (struct k_sampler){
-        .seed = admit->seed,
-        .output_start = admit->output_start,
-        .max_total = admit->max_total,
-        .min_tokens = admit->min_tokens,
-        .top_k = admit->top_k,
-        .temperature = admit->temperature,
-        .top_p = admit->top_p,
-        .min_p = admit->min_p,
-        .presence_penalty = admit->presence_penalty,
-        .frequency_penalty = admit->frequency_penalty,
-        .repetition_penalty = admit->repetition_penalty,
-        .logprobs = admit->logprobs,
-        .prompt_logprobs = admit->prompt_logprobs,
-        .counts_tokens = has_penalty(admit),
-        .ignore_eos = admit->ignore_eos,
-        .stop_count = admit->stop_ids.count,
-        .suppress_count = admit->suppress_ids.count,
-        .bias_count = admit->logit_bias.count,
-    };
-    for (uint32_t i = 0; i < admit->stop_ids.count; i++) {
-        sampler->stop_ids[i] = admit->stop_ids.at[i];
-    }
-    for (uint32_t i = 0; i < admit->suppress_ids.count; i++) {
-        sampler->suppress_ids[i] = admit->suppress_ids.at[i];
-    }
-    for (uint32_t i = 0; i < admit->logit_bias.count; i++) {
-        sampler->bias_ids[i] = admit->logit_bias.at[i].token;
-        sampler->bias_values[i] = admit->logit_bias.at[i].bias;
-    }
-}
-
 static enum err_code slot_open(struct runner *super, uint32_t slot, const struct plan_admit *admit,
                                struct err *err)
 {
     struct runner_cpu *runner = runner_of(super);
-    enum err_code code = check_admit(&super->limits, slot, admit, err);
+    enum err_code code = runner_check_admit(&super->limits, slot, admit, err);
     if (code != ERR_OK) {
         return code;
     }
-    uint32_t context_count = has_penalty(admit) ? admit->prompt.count : 0;
+    uint32_t context_count = runner_counts_tokens(admit) ? admit->prompt.count : 0;
     struct opening *opening =
         mem_zalloc(1, sizeof(*opening) + context_count * sizeof(opening->context[0]));
     opening->task.run = runner_cpu_on_open;
     opening->runner = runner;
-    take_sampler(admit, &opening->sampler);
+    runner_take_sampler(admit, &opening->sampler);
     for (uint32_t i = 0; i < context_count; i++) {
         opening->context[i] = admit->prompt.at[i];
     }
@@ -219,25 +120,6 @@ static void wake(struct runner *super)
     device_cpu_wake(runner_of(super)->device);
 }
 
-static void take_pick(const struct launched *step, uint32_t index, struct runner_pick *out)
-{
-    const struct k_row *row = &step->upload.rows[index];
-    const struct k_pick *pick = &step->picks[index];
-    bool is_sampled = pick->outcome == K_OUTCOME_TOKEN || pick->outcome == K_OUTCOME_STOP ||
-                      pick->outcome == K_OUTCOME_LENGTH;
-    bool is_computed = is_sampled || pick->outcome == K_OUTCOME_NONE;
-    const void *sampled = &step->sample_records[index];
-    const void *prompt = is_computed && (row->flags & K_ROW_PROMPT_LOGPROBS) != 0
-                             ? &step->prompt_records[row->first_id]
-                             : NULL;
-    *out = (struct runner_pick){
-        .outcome = (enum runner_outcome)pick->outcome,
-        .token = pick->token,
-        .logprob = is_sampled && step->has_record[index] ? sampled : NULL,
-        .prompt_logprobs = prompt,
-    };
-}
-
 static void collect(struct runner *super, struct runner_result *out_result)
 {
     struct runner_cpu *runner = runner_of(super);
@@ -253,7 +135,13 @@ static void collect(struct runner *super, struct runner_result *out_result)
         runner->failures_collected += step->failures_seen == runner->failures_collected ? 1 : 0;
     }
     for (uint32_t i = 0; i < step->upload.row_count; i++) {
-        take_pick(step, i, &runner->picks[i]);
+        const struct runner_raw raw = {
+            .row = &step->upload.rows[i],
+            .pick = &step->picks[i],
+            .sample_record = step->has_record[i] ? &step->sample_records[i] : NULL,
+            .prompt_records = step->prompt_records,
+        };
+        runner_take_pick(&raw, &runner->picks[i]);
     }
     runner->collected_count++;
 }

@@ -4,52 +4,7 @@
 #include "common/mem.h"
 #include "common/num.h"
 #include "worker/runner_cpu_internal.h"
-
-#define MAX_STEP_ROWS 65536
-
-static enum err_code check_limit(const char *name, uint32_t value, uint32_t least, uint32_t most,
-                                 struct err *err)
-{
-    return value >= least && value <= most
-               ? ERR_OK
-               : err_set(err, ERR_ARGUMENT, "%s %u, %u to %u are taken", name, value, least, most);
-}
-
-static enum err_code check_limits(const struct model_config *config,
-                                  const struct runner_limits *limits, struct err *err)
-{
-    const struct {
-        const char *name;
-        uint32_t value;
-        uint32_t least;
-        uint32_t most;
-    } rows[] = {
-        {"slots", limits->slots, 1, MAX_STEP_ROWS},
-        {"max_step_rows", limits->max_step_rows, 1, MAX_STEP_ROWS},
-        {"max_step_tokens", limits->max_step_tokens, 1, PLAN_MAX_STEP_TOKENS},
-        {"max_context_tokens", limits->max_context_tokens, 1, config->max_positions},
-        {"vocab_tokens", limits->vocab_tokens, config->info.vocab_tokens,
-         config->info.vocab_tokens},
-        {"window_tokens", limits->window_tokens,
-         config->families[RUNNER_FAMILY_LOCAL].window_tokens,
-         config->families[RUNNER_FAMILY_LOCAL].window_tokens},
-        {"page_tokens", limits->page_tokens, 1, 1U << 16},
-        {"local pages", limits->pages[RUNNER_FAMILY_LOCAL], 1, UINT32_MAX - 1},
-        {"global pages", limits->pages[RUNNER_FAMILY_GLOBAL], 1, UINT32_MAX - 1},
-        {"pipeline_depth", limits->pipeline_depth, 1, RUNNER_CPU_MAX_DEPTH},
-    };
-    for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        enum err_code code =
-            check_limit(rows[i].name, rows[i].value, rows[i].least, rows[i].most, err);
-        if (code != ERR_OK) {
-            return code;
-        }
-    }
-    if ((limits->page_tokens & (limits->page_tokens - 1)) != 0) {
-        return err_set(err, ERR_ARGUMENT, "page_tokens %u is no power of two", limits->page_tokens);
-    }
-    return ERR_OK;
-}
+#include "worker/runner_host.h"
 
 static struct k_cpu_options cpu_options(const struct model_config *config,
                                         const struct runner_limits *limits, uint32_t threads)
@@ -146,7 +101,7 @@ enum err_code runner_cpu_create(const struct model_config *config, const struct 
                                 struct runner **out_runner, struct err *err)
 {
     const struct runner_limits *limits = &options->limits;
-    enum err_code code = check_limits(config, limits, err);
+    enum err_code code = runner_check_limits(config, limits, err);
     if (code != ERR_OK) {
         return code;
     }

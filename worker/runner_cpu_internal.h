@@ -11,11 +11,12 @@
 #include "worker/forward.h"
 #include "worker/inject.h"
 #include "worker/runner_cpu.h"
+#include "worker/runner_host.h"
 #include "worker/stage.h"
 
 /* Logit rows at hand at once; more rows of a step go through head and sampler in turns. */
 #define RUNNER_CPU_LOGIT_ROWS 32
-#define RUNNER_CPU_MAX_DEPTH  8
+#define RUNNER_CPU_MAX_DEPTH  RUNNER_MAX_DEPTH
 
 struct runner_cpu;
 

@@ -67,6 +67,12 @@ ERR_NODISCARD enum err_code k_cuda_gather(struct k_stream *stream, const uint16_
 ERR_NODISCARD enum err_code k_cuda_softcap(struct k_stream *stream, uint16_t *logits, uint32_t rows,
                                            uint32_t vocab_tokens, float softcap, struct err *err);
 
+/* For tests of what happens when a device misbehaves: the stream stands still for that long; the
+ * context is lost by a write to nowhere. */
+ERR_NODISCARD enum err_code k_cuda_delay(struct k_stream *stream, uint64_t delay_ns,
+                                         struct err *err);
+ERR_NODISCARD enum err_code k_cuda_fault(struct k_stream *stream, struct err *err);
+
 #ifdef __cplusplus
 }
 #endif
