@@ -10,7 +10,7 @@
 #include "common/num.h"
 
 #define ALIGN_BYTES     256
-#define MAX_PINNED      64
+#define MAX_PINNED      128
 #define MAX_GRAPHS      256
 #define NEEDED_MAJOR    9
 #define POLL_NS         (40ULL * 1000)
@@ -72,6 +72,12 @@ enum err_code device_cuda_status(const struct device_cuda *device, struct err *e
 bool device_cuda_is_lost(const struct device_cuda *device)
 {
     return device->is_lost;
+}
+
+uint32_t device_cuda_count(void)
+{
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? (uint32_t)count : 0;
 }
 
 static enum err_code choose_device(uint32_t ordinal, struct err *err)

@@ -15,6 +15,8 @@
 struct CUstream_st;
 struct device_cuda;
 
+uint32_t device_cuda_count(void); /* 0 also where the driver is missing */
+
 /* Opens device `ordinal` and takes `utilization` (0 to 1) of its free memory as the arena, zeroed.
  * Errors: ERR_CONFIG (no such device, not compute capability 9.0; names both), ERR_MEMORY,
  * ERR_DEVICE. */

@@ -9,6 +9,8 @@
 #include "common/num.h"
 #include "proto/hello.h"
 #include "worker/capacity.h"
+#include "worker/forward.h"
+#include "worker/loader_internal.h"
 #include "worker/runner_cpu.h"
 
 enum {
@@ -119,7 +121,9 @@ static void log_capacity(const struct capacity_wish *wish, const struct runner_l
     buf_fini(&text);
 }
 
-static enum err_code choose_limits(const struct options *options, const struct model_config *config,
+enum err_code loader_choose_limits(const struct options *options,
+                                   const struct model_config *config,
+                                   const struct loader_memory *memory,
                                    struct runner_limits *out_limits, struct err *err)
 {
     uint32_t context_tokens = 0;
@@ -144,11 +148,11 @@ static enum err_code choose_limits(const struct options *options, const struct m
         .pipeline_depth = options->pipeline_depth,
         .page_tokens = options->page_tokens,
         .window_tokens = limits.window_tokens,
-        .page_bytes = {runner_cpu_page_bytes(config, RUNNER_FAMILY_LOCAL, options->page_tokens),
-                       runner_cpu_page_bytes(config, RUNNER_FAMILY_GLOBAL, options->page_tokens)},
+        .page_bytes = {forward_page_bytes(config, RUNNER_FAMILY_LOCAL, options->page_tokens),
+                       forward_page_bytes(config, RUNNER_FAMILY_GLOBAL, options->page_tokens)},
         .pages = {options->local_pages, options->global_pages},
         .memory_bytes = (uint64_t)options->kv_memory_mb << 20,
-        .available_bytes = available_bytes() / 2, /* the other half is the host's */
+        .available_bytes = memory->available_bytes(memory->context, &limits),
     };
     code = capacity_plan(&wish, limits.pages, err);
     if (code == ERR_OK) {
@@ -158,29 +162,56 @@ static enum err_code choose_limits(const struct options *options, const struct m
     return code;
 }
 
-static enum err_code make_runner(const struct options *options, struct inject *inject,
-                                 struct loaded *loaded, struct err *err)
+static uint64_t available_to_pools(void *context, const struct runner_limits *limits)
 {
+    (void)context;
+    (void)limits;
+    return available_bytes() / 2; /* the other half is the host's */
+}
+
+static enum err_code open_cpu(const struct options *options, struct inject *inject,
+                              const struct weights_progress *progress, struct loaded *loaded,
+                              struct err *err)
+{
+    const struct loader_memory memory = {.available_bytes = available_to_pools};
     struct runner_cpu_options runner_options = {.threads = options->threads, .inject = inject};
-    enum err_code code = choose_limits(options, &loaded->config, &runner_options.limits, err);
+    enum err_code code = weights_open_host(options->model_dir, &loaded->config, progress,
+                                           &loaded->weights, err);
+    code = code == ERR_OK ? loader_choose_limits(options, &loaded->config, &memory,
+                                                 &runner_options.limits, err)
+                          : code;
     if (code != ERR_OK) {
         return code;
     }
-    loaded->limits = (struct session_limits){
-        .slots = options->max_slots,
-        .ring_records = options->ring_records,
-        .modality_ids = loaded->config.info.modality_ids,
-        .modality_id_count = loaded->config.info.modality_count,
-    };
     /* The slowest honest step: every weight times the most tokens, each product 8 ns.  An idle core
      * takes a hundredth of that, but the first step has nothing to be compared with. */
     uint64_t slowest_ns = loaded->weights.block_bytes / 2 * options->max_step_tokens * 8;
     loaded->watchdog_ns = slowest_ns < WATCHDOG_FLOOR_NS ? WATCHDOG_FLOOR_NS : slowest_ns;
-    if (options->watchdog_ms != 0) {
-        loaded->watchdog_ns = options->watchdog_ms * CLOCK_NS_PER_MS;
-    }
     return runner_cpu_create(&loaded->config, &loaded->weights, &runner_options, &loaded->runner,
                              err);
+}
+
+static void settle_u32(uint32_t *value, uint32_t on_cpu, uint32_t on_cuda, bool is_cuda)
+{
+    *value = *value != 0 ? *value : is_cuda ? on_cuda : on_cpu;
+}
+
+enum err_code loader_settle(struct options *options, struct loaded *loaded, struct err *err)
+{
+    uint32_t devices = loader_cuda_device_count();
+    if (options->backend == OPTIONS_BACKEND_AUTO) {
+        options->backend = devices > 0 ? OPTIONS_BACKEND_CUDA : OPTIONS_BACKEND_CPU;
+    }
+    bool is_cuda = options->backend == OPTIONS_BACKEND_CUDA;
+    if (is_cuda && !loader_has_cuda()) {
+        return err_set(err, ERR_UNSUPPORTED, "--device %s: this build has no CUDA backend",
+                       options->device);
+    }
+    settle_u32(&options->max_slots, 16, 128, is_cuda);
+    settle_u32(&options->max_step_tokens, 512, 2048, is_cuda);
+    (void)snprintf(loaded->backend, sizeof(loaded->backend), is_cuda ? "cuda:%u" : "cpu",
+                   options->device_index);
+    return ERR_OK;
 }
 
 enum err_code loader_open(const struct options *options, struct inject *inject,
@@ -197,10 +228,23 @@ enum err_code loader_open(const struct options *options, struct inject *inject,
     enum err_code code = model_config_load(options->model_dir, &loaded->config, err);
     code = code == ERR_OK ? model_config_check_supported(&loaded->config, err) : code;
     code = code == ERR_OK ? hash_files(options->model_dir, loaded, err) : code;
-    code = code == ERR_OK ? weights_open_host(options->model_dir, &loaded->config,
-                                              &weights_progress, &loaded->weights, err)
-                          : code;
-    return code == ERR_OK ? make_runner(options, inject, loaded, err) : code;
+    if (code != ERR_OK) {
+        return code;
+    }
+    loaded->limits = (struct session_limits){
+        .slots = options->max_slots,
+        .ring_records = options->ring_records,
+        .modality_ids = loaded->config.info.modality_ids,
+        .modality_id_count = loaded->config.info.modality_count,
+    };
+    loaded->watchdog_ns = WATCHDOG_FLOOR_NS;
+    code = options->backend == OPTIONS_BACKEND_CUDA
+               ? loader_open_cuda(options, inject, &weights_progress, loaded, err)
+               : open_cpu(options, inject, &weights_progress, loaded, err);
+    if (options->watchdog_ms != 0) {
+        loaded->watchdog_ns = options->watchdog_ms * CLOCK_NS_PER_MS;
+    }
+    return code;
 }
 
 void loader_close(struct loaded *loaded)

@@ -29,9 +29,15 @@ struct loaded {
     uint64_t config_hash;
     uint64_t tokenizer_hash;
     uint64_t watchdog_ns; /* the shortest step that is taken for frozen */
+    char backend[16];     /* cpu | cuda:N */
 };
 
-/* inject is borrowed until loader_close.  Errors: those of model_config_load, weights_open_host and
+/* Settles what options leave open (0 or auto): the backend, and limits that depend on it.
+ * Errors: ERR_UNSUPPORTED (a CUDA device asked of a build without the backend). */
+ERR_NODISCARD enum err_code loader_settle(struct options *options, struct loaded *loaded,
+                                          struct err *err);
+
+/* options are settled.  inject is borrowed until loader_close.  Errors: those of model_config_load, weights_open_host and
  * runner_cpu_create; ERR_CONFIG (pools too small, context too long; names value and limit). */
 ERR_NODISCARD enum err_code loader_open(const struct options *options, struct inject *inject,
                                         const struct loader_progress *progress,

@@ -130,7 +130,7 @@ static enum err_code start_control(struct worker *worker, struct err *err)
     control.welcome = (struct hello_welcome){
         .instance_id = worker->instance_id,
         .model_id = text_of(worker->model_id),
-        .backend = text_of("cpu"),
+        .backend = text_of(worker->loaded.backend),
     };
     (void)snprintf(worker->run_dir_path, sizeof(worker->run_dir_path), "/tmp/bezel-%u", geteuid());
     const char *path = options->run_dir == NULL ? worker->run_dir_path : options->run_dir;
@@ -174,7 +174,7 @@ static void set_ready(struct worker *worker)
                     .model_id = text_of(worker->model_id),
                     .config_hash = worker->loaded.config_hash,
                     .tokenizer_hash = worker->loaded.tokenizer_hash,
-                    .backend = text_of("cpu"),
+                    .backend = text_of(worker->loaded.backend),
                     .vocab_tokens = limits->vocab_tokens,
                     .max_context_tokens = limits->max_context_tokens,
                     .window_tokens = limits->window_tokens,

@@ -20,14 +20,20 @@ enum {
 static enum err_code parse_device(struct options *options, struct err *err)
 {
     const char *text = options->device;
-    options->backend = OPTIONS_BACKEND_CPU;
-    if (strcmp(text, "auto") == 0 || strcmp(text, "cpu") == 0) {
-        return ERR_OK;
-    }
     unsigned index = 0;
     char rest = '\0';
+    if (strcmp(text, "auto") == 0) {
+        options->backend = OPTIONS_BACKEND_AUTO;
+        return ERR_OK;
+    }
+    if (strcmp(text, "cpu") == 0) {
+        options->backend = OPTIONS_BACKEND_CPU;
+        return ERR_OK;
+    }
     if (sscanf(text, "cuda:%3u%c", &index, &rest) == 1) { /* NOLINT(cert-err34-c): at most 999 */
-        return err_set(err, ERR_UNSUPPORTED, "--device %s: this build has no CUDA backend", text);
+        options->backend = OPTIONS_BACKEND_CUDA;
+        options->device_index = index;
+        return ERR_OK;
     }
     return err_set(err, ERR_ARGUMENT, "--device '%s': want auto, cpu or cuda:N", text);
 }

@@ -10,6 +10,7 @@
 #include "common/opt.h"
 
 enum options_backend {
+    OPTIONS_BACKEND_AUTO, /* cuda where there is a device, else cpu */
     OPTIONS_BACKEND_CPU,
     OPTIONS_BACKEND_CUDA,
 };
@@ -24,8 +25,7 @@ struct options {
     bool is_help; /* --help was given: nothing else is checked */
 };
 
-/* Errors: ERR_ARGUMENT (names option, value and limit), ERR_UNSUPPORTED (a device that this build
- * does not have).  Texts are owned by store, also after an error. */
+/* Errors: ERR_ARGUMENT (names option, value and limit).  Texts are owned by store, also after an error. */
 ERR_NODISCARD enum err_code options_parse(struct options *options, struct opt_store *store,
                                           int argc, char **argv, struct err *err);
 

@@ -1,0 +1,119 @@
+/* The cuda part of the loader: device memory first, weights through pinned buffers, then the runner
+ * with what is left for the page pools. */
+#include <string.h>
+
+#include "common/num.h"
+#include "worker/device_cuda.h"
+#include "worker/loader_internal.h"
+#include "worker/runner_cuda.h"
+
+enum {
+    BOUNCE_COUNT = 4
+};
+
+/* Pinned pieces in turn: while one is on its way to the device the next is read from the file. */
+struct upload {
+    struct device_cuda *device;
+    unsigned char *base; /* device memory of the weights */
+    unsigned char *bounce[BOUNCE_COUNT];
+    uint64_t count;
+};
+
+bool loader_has_cuda(void)
+{
+    return true;
+}
+
+uint32_t loader_cuda_device_count(void)
+{
+    return device_cuda_count();
+}
+
+static enum err_code write_weights(void *owner, uint64_t offset_bytes, const void *bytes,
+                                   size_t byte_count, struct err *err)
+{
+    struct upload *upload = owner;
+    uint32_t index = (uint32_t)(upload->count % BOUNCE_COUNT);
+    while (upload->count >= BOUNCE_COUNT && !device_cuda_has_passed(upload->device, index)) {
+        (void)device_cuda_wait(upload->device, index, UINT64_MAX);
+    }
+    upload->count++;
+    memcpy(upload->bounce[index], bytes, byte_count);
+    enum err_code code = device_cuda_upload(upload->device, upload->base + offset_bytes,
+                                            upload->bounce[index], byte_count, err);
+    return code == ERR_OK ? device_cuda_mark(upload->device, index, err) : code;
+}
+
+static enum err_code load_weights(const struct options *options, struct device_cuda *device,
+                                  const struct weights_progress *progress, struct loaded *loaded,
+                                  struct err *err)
+{
+    struct upload upload = {.device = device};
+    struct weights_store store = {.write = write_weights, .owner = &upload};
+    struct st_set *set = NULL;
+    enum err_code code = st_open_folder(options->model_dir, &set, err);
+    code = code == ERR_OK ? weights_check(&loaded->config, set, &store.cap_bytes, err) : code;
+    if (code == ERR_OK) {
+        upload.base = device_cuda_alloc(device, store.cap_bytes, 1);
+        store.base = upload.base;
+        code = upload.base != NULL
+                   ? ERR_OK
+                   : err_set(err, ERR_MEMORY, "the weights need %llu MB of device memory, %llu are left",
+                             (unsigned long long)(store.cap_bytes >> 20),
+                             (unsigned long long)(device_cuda_arena_left_bytes(device) >> 20));
+    }
+    for (uint32_t i = 0; code == ERR_OK && i < BOUNCE_COUNT; i++) {
+        upload.bounce[i] = device_cuda_alloc_pinned(device, WEIGHTS_PROGRESS_BYTES, 1);
+        code = upload.bounce[i] != NULL ? ERR_OK
+                                        : err_set(err, ERR_MEMORY, "pinned memory for loading");
+    }
+    code = code == ERR_OK
+               ? weights_load(&loaded->config, set, &store, progress, &loaded->weights, err)
+               : code;
+    code = code == ERR_OK ? device_cuda_drain(device, err) : code;
+    st_close(set);
+    return code == ERR_OK ? code : err_wrap(err, "weights of '%.80s'", options->model_dir);
+}
+
+struct arena {
+    const struct device_cuda *device;
+    const struct model_config *config;
+};
+
+static uint64_t left_for_pools(void *context, const struct runner_limits *limits)
+{
+    const struct arena *arena = context;
+    uint64_t left_bytes = device_cuda_arena_left_bytes(arena->device);
+    uint64_t taken_bytes = runner_cuda_workspace_bytes(arena->config, limits);
+    return left_bytes > taken_bytes ? left_bytes - taken_bytes : 0;
+}
+
+enum err_code loader_open_cuda(const struct options *options, struct inject *inject,
+                               const struct weights_progress *progress, struct loaded *loaded,
+                               struct err *err)
+{
+    struct runner_cuda_options runner_options = {
+        .inject = inject,
+        .uses_graphs = options->graphs,
+        .uses_dependent_launch = true,
+    };
+    enum err_code code =
+        device_cuda_open(options->device_index, (double)options->gpu_memory_utilization,
+                         &runner_options.device, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    struct arena arena = {.device = runner_options.device, .config = &loaded->config};
+    const struct loader_memory memory = {.context = &arena, .available_bytes = left_for_pools};
+    code = load_weights(options, runner_options.device, progress, loaded, err);
+    code = code == ERR_OK ? loader_choose_limits(options, &loaded->config, &memory,
+                                                 &runner_options.limits, err)
+                          : code;
+    code = code == ERR_OK ? runner_cuda_create(&loaded->config, &loaded->weights, &runner_options,
+                                               &loaded->runner, err)
+                          : code;
+    if (code != ERR_OK) {
+        device_cuda_close(runner_options.device);
+    }
+    return code;
+}
