@@ -29,4 +29,10 @@ static __device__ __forceinline__ uint16_t *k_page_row(const k_pages &pages, uin
     return pages.base + row * pages.head_dim;
 }
 
+/* Elements from a row of K to the same row of V. */
+static __device__ __forceinline__ uint64_t k_page_value_offset(const k_pages &pages)
+{
+    return (uint64_t)pages.kv_heads * pages.page_tokens * pages.head_dim;
+}
+
 #endif
