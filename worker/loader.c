@@ -121,8 +121,7 @@ static void log_capacity(const struct capacity_wish *wish, const struct runner_l
     buf_fini(&text);
 }
 
-enum err_code loader_choose_limits(const struct options *options,
-                                   const struct model_config *config,
+enum err_code loader_choose_limits(const struct options *options, const struct model_config *config,
                                    const struct loader_memory *memory,
                                    struct runner_limits *out_limits, struct err *err)
 {
@@ -175,8 +174,8 @@ static enum err_code open_cpu(const struct options *options, struct inject *inje
 {
     const struct loader_memory memory = {.available_bytes = available_to_pools};
     struct runner_cpu_options runner_options = {.threads = options->threads, .inject = inject};
-    enum err_code code = weights_open_host(options->model_dir, &loaded->config, progress,
-                                           &loaded->weights, err);
+    enum err_code code =
+        weights_open_host(options->model_dir, &loaded->config, progress, &loaded->weights, err);
     code = code == ERR_OK ? loader_choose_limits(options, &loaded->config, &memory,
                                                  &runner_options.limits, err)
                           : code;

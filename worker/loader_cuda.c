@@ -58,7 +58,8 @@ static enum err_code load_weights(const struct options *options, struct device_c
         store.base = upload.base;
         code = upload.base != NULL
                    ? ERR_OK
-                   : err_set(err, ERR_MEMORY, "the weights need %llu MB of device memory, %llu are left",
+                   : err_set(err, ERR_MEMORY,
+                             "the weights need %llu MB of device memory, %llu are left",
                              (unsigned long long)(store.cap_bytes >> 20),
                              (unsigned long long)(device_cuda_arena_left_bytes(device) >> 20));
     }

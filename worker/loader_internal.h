@@ -18,8 +18,7 @@ struct loader_memory {
 ERR_NODISCARD enum err_code loader_choose_limits(const struct options *options,
                                                  const struct model_config *config,
                                                  const struct loader_memory *memory,
-                                                 struct runner_limits *out_limits,
-                                                 struct err *err);
+                                                 struct runner_limits *out_limits, struct err *err);
 
 bool loader_has_cuda(void);
 uint32_t loader_cuda_device_count(void);

@@ -317,6 +317,9 @@ int main(int argc, char **argv)
         code = inject_parse(&worker->inject, worker->options.inject, &err);
     }
     if (code == ERR_OK) {
+        code = loader_settle(&worker->options, &worker->loaded, &err);
+    }
+    if (code == ERR_OK) {
         code = worker->options.replay != NULL ? replay(worker, &err) : serve(worker, &err);
     }
     if (code != ERR_OK) {

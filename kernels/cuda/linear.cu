@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/activation.cuh"
 #include "kernels/cuda/device/bf16.cuh"
 #include "kernels/cuda/device/launch.cuh"
+#include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 
 constexpr uint32_t K_BLOCK = 32;      /* k of one step of a warp */
@@ -30,7 +31,7 @@ constexpr uint32_t STAGES_MANY = 5; /* up to 16 rows: activations in shared memo
 constexpr uint32_t SHARED_LIMIT = 227 * 1024;
 constexpr uint32_t SHARED_FLOOR = 117 * 1024; /* more than half an SM: one block on each */
 constexpr uint32_t PLAIN_THREADS = 256;
-constexpr uint32_t PLAIN_ROWS = 8;
+constexpr uint32_t PLAIN_ROWS = 4;
 
 enum product {
     PRODUCT_LINEAR,
@@ -52,34 +53,11 @@ struct product_args {
     uint16_t *out;
 };
 
-static __device__ __forceinline__ uint32_t shared_address(const void *at)
-{
-    return (uint32_t)__cvta_generic_to_shared(at);
-}
-
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from)
+/* Weights are read once: the hint fetches the line's neighbour that another warp will want. */
+static __device__ __forceinline__ void copy16_ahead(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
-}
-
-/* Zeroes where is_there is false. */
-static __device__ __forceinline__ void copy16_or_zero(uint32_t to, const void *from, bool is_there)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(is_there ? 16 : 0)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void copy_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int PENDING>
-static __device__ __forceinline__ void copy_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 static __device__ __forceinline__ uint4 load_shared16(uint32_t at)
@@ -90,15 +68,6 @@ static __device__ __forceinline__ uint4 load_shared16(uint32_t at)
                  : "r"(at)
                  : "memory");
     return out;
-}
-
-static __device__ __forceinline__ void mma(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                           uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /* First k of weight row `row` of the parts side by side. */
@@ -145,12 +114,12 @@ struct tile_source {
     __device__ __forceinline__ void fetch(uint32_t to, uint32_t k_step_elems) const
     {
         if (has_low) {
-            copy16(to, low + k_step_elems);
+            copy16_ahead(to, low + k_step_elems);
         }
         if (has_high) {
-            copy16(to + STEP_BYTES / 2, high + k_step_elems);
+            copy16_ahead(to + STEP_BYTES / 2, high + k_step_elems);
         }
-        copy_commit();
+        k_copy_commit();
     }
 };
 
@@ -221,9 +190,9 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
     uint32_t end_row = (uint32_t)((uint64_t)args.out_elems * (range + 1) / ranges);
     uint32_t tiles = (end_row - first_row + OUT_ROWS - 1) / OUT_ROWS;
     uint32_t k_offset = slice * step_elems * STEPS + warp * K_BLOCK + lane % 4 * 8;
-    uint32_t ring = shared_address(shared) + warp * (STAGES * STEP_BYTES) + lane * 16;
+    uint32_t ring = k_shared_address(shared) + warp * (STAGES * STEP_BYTES) + lane * 16;
     float *sums = reinterpret_cast<float *>(shared + warps * STAGES * STEP_BYTES);
-    uint32_t activations = shared_address(sums + 2 * warps * N_TILES * 128) +
+    uint32_t activations = k_shared_address(sums + 2 * warps * N_TILES * 128) +
                            warp * (N_TILES * STEPS * 512) + lane * 16;
 
     k_begin();
@@ -256,10 +225,10 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
         for (int step = 0; step < STEPS; step++) {
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
-                copy16_or_zero(activations + (n * STEPS + step) * 512, rows[n] + step * step_elems,
-                               n * 8 + group < args.rows);
+                k_copy16(activations + (n * STEPS + step) * 512, rows[n] + step * step_elems,
+                         n * 8 + group < args.rows);
             }
-            copy_commit();
+            k_copy_commit();
         }
     }
 
@@ -272,9 +241,9 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
             /* Groups complete in order.  In the first tile the activations of this step, which were
              * committed after the whole ring, must be there too. */
             if (!IN_REGISTERS && tile == 0 && step < STAGES) {
-                copy_wait<STEPS - 1>();
+                k_copy_wait<STEPS - 1>();
             } else {
-                copy_wait<STAGES - 1>();
+                k_copy_wait<STAGES - 1>();
             }
             uint4 low = load_shared16(stage_at);
             uint4 high = load_shared16(stage_at + STEP_BYTES / 2);
@@ -282,8 +251,8 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
             for (int n = 0; n < N_TILES; n++) {
                 uint4 b = IN_REGISTERS ? held[IN_REGISTERS ? step : 0]
                                        : load_shared16(activations + (n * STEPS + step) * 512);
-                mma(sum[n], low.x, high.x, low.y, high.y, b.x, b.y);
-                mma(sum[n], low.z, high.z, low.w, high.w, b.z, b.w);
+                k_mma(sum[n], make_uint4(low.x, high.x, low.y, high.y), b.x, b.y);
+                k_mma(sum[n], make_uint4(low.z, high.z, low.w, high.w), b.z, b.w);
             }
             if ((step + STAGES) % STEPS == 0) {
                 source.point_to(args, first_row, end_row, tile + (step + STAGES) / STEPS, group,
@@ -302,7 +271,7 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
         __syncthreads();
         finish_tile<PRODUCT, N_TILES>(args, tile_sums, warps, first_row, end_row, tile, slice);
     }
-    copy_wait<0>();
+    k_copy_wait<0>();
 }
 
 /* One warp per weight row, up to PLAIN_ROWS activation rows at a time. */
