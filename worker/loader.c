@@ -206,6 +206,9 @@ enum err_code loader_settle(struct options *options, struct loaded *loaded, stru
         return err_set(err, ERR_UNSUPPORTED, "--device %s: this build has no CUDA backend",
                        options->device);
     }
+    if (!is_cuda && options->load_format == OPTIONS_LOAD_DUMMY) {
+        return err_set(err, ERR_UNSUPPORTED, "--load-format dummy: only on a CUDA device");
+    }
     settle_u32(&options->max_slots, 16, 128, is_cuda);
     settle_u32(&options->max_step_tokens, 512, 2048, is_cuda);
     (void)snprintf(loaded->backend, sizeof(loaded->backend), is_cuda ? "cuda:%u" : "cpu",

@@ -1,8 +1,10 @@
 /* The cuda part of the loader: device memory first, weights through pinned buffers, then the runner
  * with what is left for the page pools. */
+#include <math.h>
 #include <string.h>
 
 #include "common/num.h"
+#include "kernels/cuda/ops_cuda.h"
 #include "worker/device_cuda.h"
 #include "worker/loader_internal.h"
 #include "worker/runner_cuda.h"
@@ -76,6 +78,61 @@ static enum err_code load_weights(const struct options *options, struct device_c
     return code == ERR_OK ? code : err_wrap(err, "weights of '%.80s'", options->model_dir);
 }
 
+/* ---- made-up weights ---- */
+
+/* sigma 1 / sqrt(in) keeps activations of the size that real ones have; norms lie near 1. */
+#define DUMMY_SEED         20260401ULL
+#define DUMMY_VECTOR_SIGMA 0.05F
+
+struct dummy {
+    struct device_cuda *device;
+    unsigned char *base;
+    uint64_t count;
+    enum err_code code;
+    struct err err;
+};
+
+static void fill_tensor(void *owner, const struct weights_tensor *tensor)
+{
+    struct dummy *dummy = owner;
+    bool is_vector = tensor->in_elems == 0;
+    const struct k_cuda_normal normal = {
+        .out = (uint16_t *)(void *)(dummy->base + tensor->offset_bytes),
+        .elems = tensor->elems,
+        .seed = DUMMY_SEED + dummy->count++,
+        .mean = is_vector ? 1.0F : 0.0F,
+        .sigma = is_vector ? DUMMY_VECTOR_SIGMA : 1.0F / sqrtf((float)tensor->in_elems),
+    };
+    if (dummy->code == ERR_OK) {
+        dummy->code = k_cuda_fill_normal(device_cuda_stream(dummy->device), &normal, &dummy->err);
+    }
+}
+
+static enum err_code make_weights(struct device_cuda *device,
+                                  const struct weights_progress *progress, struct loaded *loaded,
+                                  struct err *err)
+{
+    struct dummy dummy = {.device = device};
+    struct weights measured;
+    weights_lay_out(&loaded->config, NULL, NULL, NULL, &measured);
+    uint64_t block_bytes = measured.block_bytes;
+    weights_fini(&measured);
+    dummy.base = device_cuda_alloc(device, block_bytes, 1);
+    if (dummy.base == NULL) {
+        return err_set(err, ERR_MEMORY, "the weights need %llu MB of device memory, %llu are left",
+                       (unsigned long long)(block_bytes >> 20),
+                       (unsigned long long)(device_cuda_arena_left_bytes(device) >> 20));
+    }
+    weights_lay_out(&loaded->config, dummy.base, fill_tensor, &dummy, &loaded->weights);
+    if (dummy.code != ERR_OK) {
+        *err = dummy.err;
+        return dummy.code;
+    }
+    enum err_code code = device_cuda_drain(device, err);
+    progress->on_progress(progress->owner, block_bytes, block_bytes);
+    return code;
+}
+
 struct arena {
     const struct device_cuda *device;
     const struct model_config *config;
@@ -106,7 +163,9 @@ enum err_code loader_open_cuda(const struct options *options, struct inject *inj
     }
     struct arena arena = {.device = runner_options.device, .config = &loaded->config};
     const struct loader_memory memory = {.context = &arena, .available_bytes = left_for_pools};
-    code = load_weights(options, runner_options.device, progress, loaded, err);
+    code = options->load_format == OPTIONS_LOAD_DUMMY
+               ? make_weights(runner_options.device, progress, loaded, err)
+               : load_weights(options, runner_options.device, progress, loaded, err);
     code = code == ERR_OK ? loader_choose_limits(options, &loaded->config, &memory,
                                                  &runner_options.limits, err)
                           : code;

@@ -7,6 +7,8 @@
 
 static const char *const options_log_levels[] = {"error", "warn", "info", "debug", NULL};
 
+static const char *const options_load_formats[] = {"safetensors", "dummy", NULL};
+
 static const struct opt_row rows[] = {
 #define OPTION(kind, field, ...) OPT_ROW_##kind(struct options, field, __VA_ARGS__)
 #include "worker/options.def"

@@ -15,6 +15,11 @@ enum options_backend {
     OPTIONS_BACKEND_CUDA,
 };
 
+enum options_load_format {
+    OPTIONS_LOAD_SAFETENSORS,
+    OPTIONS_LOAD_DUMMY, /* seeded normal values of the config's shapes: for benchmarks */
+};
+
 struct options {
 #define OPTION(kind, field, ...) OPT_FIELD_##kind(field)
 #include "worker/options.def"

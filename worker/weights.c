@@ -441,6 +441,53 @@ enum err_code weights_open_host(const char *model_dir, const struct model_config
     return code;
 }
 
+struct layout {
+    const struct model_config *config;
+    unsigned char *base;
+    void (*visit)(void *owner, const struct weights_tensor *tensor);
+    void *owner;
+    uint64_t block_bytes;
+};
+
+static void lay_out_row(struct layout *layout, const struct row *row,
+                        const struct model_layer *layer, const uint16_t **slot)
+{
+    if (row_need(layout->config, layer, row->when) != NEED_YES) {
+        return;
+    }
+    struct weights_tensor tensor = {.offset_bytes = layout->block_bytes, .elems = 1};
+    for (int i = 0; i < MAX_DIMS && row->dims[i] != WEIGHTS_DIM_NONE; i++) {
+        uint64_t elems = dim_elems(layout->config, layer, row->dims[i]);
+        tensor.elems *= elems;
+        tensor.in_elems = i > 0 ? elems : 0;
+    }
+    layout->block_bytes += num_align_up(tensor.elems * sizeof(uint16_t), WEIGHTS_ALIGN_BYTES);
+    if (layout->base != NULL) {
+        *slot = (const uint16_t *)(void *)(layout->base + tensor.offset_bytes);
+        layout->visit(layout->owner, &tensor);
+    }
+}
+
+void weights_lay_out(const struct model_config *config, unsigned char *base,
+                     void (*visit)(void *owner, const struct weights_tensor *tensor), void *owner,
+                     struct weights *out_weights)
+{
+    struct layout layout = {.config = config, .base = base, .visit = visit, .owner = owner};
+    weights_init(out_weights, config);
+    for (uint32_t i = 0; i < GLOBAL_ROWS; i++) {
+        lay_out_row(&layout, &global_rows[i], NULL,
+                    slot_at(out_weights, global_rows[i].slot_offset));
+    }
+    for (uint32_t i = 0; i < config->layer_count; i++) {
+        for (uint32_t j = 0; j < LAYER_ROWS; j++) {
+            lay_out_row(&layout, &layer_rows[j], &config->layers[i],
+                        slot_at(&out_weights->layers[i], layer_rows[j].slot_offset));
+        }
+    }
+    out_weights->lm_head = out_weights->embed_tokens;
+    out_weights->block_bytes = layout.block_bytes;
+}
+
 void weights_fini(struct weights *weights)
 {
     if (weights->host_block != NULL) {

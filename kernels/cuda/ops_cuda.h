@@ -67,6 +67,17 @@ ERR_NODISCARD enum err_code k_cuda_gather(struct k_stream *stream, const uint16_
 ERR_NODISCARD enum err_code k_cuda_softcap(struct k_stream *stream, uint16_t *logits, uint32_t rows,
                                            uint32_t vocab_tokens, float softcap, struct err *err);
 
+/* out[i] = bf16(mean + sigma * n_i), n_i normal, the same for the same seed.  For benchmarks. */
+struct k_cuda_normal {
+    uint16_t *out; /* device memory */
+    uint64_t elems;
+    uint64_t seed;
+    float mean;
+    float sigma;
+};
+ERR_NODISCARD enum err_code k_cuda_fill_normal(struct CUstream_st *stream,
+                                               const struct k_cuda_normal *normal, struct err *err);
+
 /* For tests of what happens when a device misbehaves: the stream stands still for that long; the
  * context is lost by a write to nowhere. */
 ERR_NODISCARD enum err_code k_cuda_delay(struct k_stream *stream, uint64_t delay_ns,
