@@ -85,7 +85,7 @@ struct k_linear_args {
     uint32_t out_elems[K_MAX_LINEAR_PARTS];
     bool feeds_residual_norm; /* nothing but the next residual_norm reads out: the backend may
                                  leave its partial sums in its own scratch until then */
-    uint16_t *out; /* [rows, sum of out_elems] bf16 */
+    uint16_t *out;            /* [rows, sum of out_elems] bf16 */
 };
 
 /* Per token of qkv [q heads | kv heads of k | kv heads of v or nothing]:
