@@ -2,11 +2,12 @@
  *
  *   scores = q k^T, f32; p = exp(scores - max), f32, rounded to bf16 for p v; sums f32
  *
- * Bytes: 2 (K, V) * 2 * head_dim per key and kv head, once; partial outputs 4 * head_dim per chunk of
- * 64 keys and query head, written and read once in L2 (group 2: 3% of K and V; group 16: 25%).
+ * Bytes: 2 (K, V) * 2 * head_dim per key and kv head, once; partial outputs 4 * head_dim per chunk
+ * and query head (of 256 keys at 16 rows: 1% of K and V at group 2, 6% at group 16), written and read once in L2.
  * Operations: 4 * head_dim per key and query head: 8 per byte at group 16, far below the tensor rate.
  *
- * A row's splits depend on its own length alone, so its bits do not depend on what runs beside it.
+ * A row's chunks depend on its own length and on the count of rows, padding included: at one count,
+ * its bits do not depend on what runs beside it.
  * Items are (row, chunk, kv head), taken in turns by workers: a warp where head_dim is 256; four
  * warps where it is 512, each with its 128 columns of Q, K and V, which add up their scores through
  * shared memory in warp order.  A worker copies tiles of K and V into a ring that only its own warp
@@ -23,7 +24,8 @@
 #include "kernels/cuda/device/reduce.cuh"
 
 constexpr uint32_t MAX_ROWS = K_SPLIT_KV_MAX_ROWS;
-constexpr uint32_t CHUNK_KEYS = 64; /* of rows up to CHUNK_KEYS * MAX_SPLITS, then multiples */
+constexpr uint32_t CHUNK_GRAIN = 32; /* keys; chunks are multiples */
+constexpr uint32_t CHUNK_KEYS = 256; /* at most, of rows up to CHUNK_KEYS * MAX_SPLITS */
 constexpr uint32_t MAX_SPLITS = 32;
 constexpr uint32_t STAGES = 3;
 constexpr uint32_t STAGE_BYTES = 16384; /* K and V of a tile, of one warp */
@@ -31,6 +33,7 @@ constexpr uint32_t WARP_RING_BYTES = STAGES * STAGE_BYTES;
 constexpr uint32_t MAX_WARPS = 4;
 constexpr uint32_t MMA_KEYS = 16;
 constexpr uint32_t MMA_HEADS = 8;
+constexpr uint32_t COMBINE_LOADS = 16; /* chunks in flight */
 constexpr uint32_t PIECE_BYTES = 16;
 constexpr uint32_t PIECE_ELEMS = 8;
 constexpr uint32_t FULL_MASK = 0xffffffffU;
@@ -54,7 +57,10 @@ struct row_keys {
     uint32_t splits; /* 0: a padding token */
 };
 
-static __device__ __forceinline__ row_keys keys_of_row(const k_attention_args &args, uint32_t row)
+/* splits_wanted: what occupies the device if all rows are alike; chunks stay short enough to spread
+ * one long row among short ones. */
+static __device__ __forceinline__ row_keys keys_of_row(const k_attention_args &args,
+                                                       uint32_t splits_wanted, uint32_t row)
 {
     uint32_t end = __ldcg(args.tokens.positions + row) + 1;
     bool is_padding = __ldcg(args.tokens.slots + row) == K_SLOT_NONE;
@@ -62,8 +68,9 @@ static __device__ __forceinline__ row_keys keys_of_row(const k_attention_args &a
     keys.begin = args.window_tokens != 0 && end > args.window_tokens ? end - args.window_tokens : 0;
     keys.end = end;
     uint32_t length = end - keys.begin;
-    constexpr uint32_t UNIT = CHUNK_KEYS * MAX_SPLITS;
-    keys.chunk = CHUNK_KEYS * ((length + UNIT - 1) / UNIT);
+    uint32_t wanted = min((length + splits_wanted - 1) / splits_wanted, CHUNK_KEYS);
+    uint32_t least = (length + MAX_SPLITS - 1) / MAX_SPLITS;
+    keys.chunk = (max(wanted, least) + CHUNK_GRAIN - 1) / CHUNK_GRAIN * CHUNK_GRAIN;
     keys.splits = is_padding ? 0 : (length + keys.chunk - 1) / keys.chunk;
     return keys;
 }
@@ -78,7 +85,8 @@ struct plan {
 };
 
 /* By one warp. */
-static __device__ __forceinline__ void plan_rows(const k_attention_args &args, plan *plan)
+static __device__ __forceinline__ void plan_rows(const k_attention_args &args,
+                                                 uint32_t splits_wanted, plan *plan)
 {
     constexpr uint32_t LANE_ROWS = MAX_ROWS / K_WARP_LANES;
     uint32_t lane = threadIdx.x % K_WARP_LANES;
@@ -88,7 +96,7 @@ static __device__ __forceinline__ void plan_rows(const k_attention_args &args, p
         uint32_t row = i * K_WARP_LANES + lane;
         uint32_t splits = 0;
         if (row < args.tokens.count) {
-            row_keys keys = keys_of_row(args, row);
+            row_keys keys = keys_of_row(args, splits_wanted, row);
             plan->begin[row] = keys.begin;
             plan->end[row] = keys.end;
             plan->chunk[row] = keys.chunk;
@@ -148,7 +156,7 @@ struct geometry {
     /* Scores that a warp hands to the others: [2 (turns), WARPS, KEY_TILES * HEAD_TILES, 32] float4 */
     static constexpr uint32_t EXCHANGE_BYTES =
         WARPS == 1 ? 0 : 2 * WARPS * KEY_TILES * HEAD_TILES * K_WARP_LANES * 16;
-    static_assert(ROW_PIECES <= K_WARP_LANES && CHUNK_KEYS % TILE_KEYS == 0);
+    static_assert(ROW_PIECES <= K_WARP_LANES && CHUNK_GRAIN % TILE_KEYS == 0);
 };
 
 /* Copies tiles of a worker's items, one after the other, into the ring. */
@@ -213,6 +221,7 @@ struct feeder {
 /* One item's state in a warp. */
 template <typename G, uint32_t HEAD_TILES>
 struct attention_state {
+    static constexpr uint32_t CHAINS = G::KEY_TILES * HEAD_TILES == 1 ? 4 : 1;
     uint32_t q[G::K_STEPS][HEAD_TILES][2];
     float out[G::K_STEPS][HEAD_TILES][4];
     float max[HEAD_TILES][2]; /* of scores times log2(e) */
@@ -244,7 +253,7 @@ struct attention_state {
         }
     }
 
-    /* scores = K q^T over this warp's columns. */
+    /* scores = K q^T over this warp's columns; sums in CHAINS, not to wait for each product. */
     __device__ __forceinline__ void score(float (&scores)[G::KEY_TILES][HEAD_TILES][4],
                                           uint32_t stage) const
     {
@@ -253,20 +262,25 @@ struct attention_state {
         uint32_t at = stage + row * G::ROW_BYTES + (lane / 16 ^ row % 8) * PIECE_BYTES;
 #pragma unroll
         for (uint32_t m = 0; m < G::KEY_TILES; m++) {
-#pragma unroll
-            for (uint32_t n = 0; n < HEAD_TILES; n++) {
-#pragma unroll
-                for (uint32_t i = 0; i < 4; i++) {
-                    scores[m][n][i] = 0.0F;
-                }
-            }
+            float sums[CHAINS][HEAD_TILES][4] = {};
 #pragma unroll
             for (uint32_t k = 0; k < G::K_STEPS; k++) {
                 uint4 keys =
                     k_load_matrices((at + m * MMA_KEYS * G::ROW_BYTES) ^ (k * 2 * PIECE_BYTES));
 #pragma unroll
                 for (uint32_t n = 0; n < HEAD_TILES; n++) {
-                    k_mma(scores[m][n], keys, q[k][n][0], q[k][n][1]);
+                    k_mma(sums[k % CHAINS][n], keys, q[k][n][0], q[k][n][1]);
+                }
+            }
+#pragma unroll
+            for (uint32_t n = 0; n < HEAD_TILES; n++) {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++) {
+                    scores[m][n][i] = sums[0][n][i];
+#pragma unroll
+                    for (uint32_t c = 1; c < CHAINS; c++) {
+                        scores[m][n][i] += sums[c][n][i];
+                    }
                 }
             }
         }
@@ -420,7 +434,7 @@ static __device__ __forceinline__ void add_scores(float (&scores)[G::KEY_TILES][
 /* Dynamic shared memory: rings [warps, STAGES, STAGE_BYTES], then the exchange. */
 template <uint32_t HEAD_DIM, uint32_t WARPS, uint32_t HEAD_TILES>
 static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
-    split_kv_kernel(k_attention_args args, partials partials)
+    split_kv_kernel(k_attention_args args, uint32_t splits_wanted, partials partials)
 {
     using G = geometry<HEAD_DIM, WARPS, HEAD_TILES>;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -435,7 +449,7 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
     k_begin();
     k_wait_for_predecessors();
     if (warp == 0) {
-        plan_rows(args, &plan);
+        plan_rows(args, splits_wanted, &plan);
     }
     __syncthreads();
     uint32_t items = plan.first_chunk[MAX_ROWS] * args.pages.kv_heads;
@@ -474,44 +488,59 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
     k_copy_wait<0>();
 }
 
+/* What a lane's split weighs, from its maximum and sum; the weights of a warp times the sums add up to
+ * 1. */
+static __device__ __forceinline__ float weight_of_lane(float2 stats)
+{
+    float max = stats.x;
+#pragma unroll
+    for (uint32_t step = K_WARP_LANES / 2; step > 0; step /= 2) {
+        max = fmaxf(max, __shfl_xor_sync(FULL_MASK, max, step));
+    }
+    float weight = k_exp2(stats.x - max);
+    return __fdiv_rn(weight, k_warp_sum(weight * stats.y));
+}
+
 /* Block (row, query head), four columns a thread. */
 template <uint32_t HEAD_DIM>
 static __global__ void __launch_bounds__(HEAD_DIM / 4)
-    combine_kernel(k_attention_args args, partials partials)
+    combine_kernel(k_attention_args args, uint32_t splits_wanted, partials partials)
 {
     uint32_t lane = threadIdx.x % K_WARP_LANES;
     uint32_t row = blockIdx.x / args.heads;
     uint32_t head = blockIdx.x % args.heads;
     k_begin();
     k_wait_for_predecessors();
-    uint32_t splits = keys_of_row(args, row).splits;
-    float2 stats = make_float2(-INFINITY, 0.0F);
-    if (lane < splits) {
-        stats = __ldcg(partials.stats + ((uint64_t)row * args.heads + head) * MAX_SPLITS + lane);
-    }
-    float max = stats.x;
-#pragma unroll
-    for (uint32_t step = K_WARP_LANES / 2; step > 0; step /= 2) {
-        max = fmaxf(max, __shfl_xor_sync(FULL_MASK, max, step));
-    }
-    float weight = lane < splits ? k_exp2(stats.x - max) : 0.0F;
-    float sum = k_warp_sum(weight * stats.y);
-    weight = splits == 0 ? 0.0F : __fdiv_rn(weight, sum);
-
+    uint32_t splits = keys_of_row(args, splits_wanted, row).splits;
     const float4 *from =
         reinterpret_cast<const float4 *>(
             partials.out + ((uint64_t)row * MAX_SPLITS * args.heads + head) * HEAD_DIM) +
         threadIdx.x;
     uint64_t split_stride = (uint64_t)args.heads * (HEAD_DIM / 4);
+    float2 stats = make_float2(-INFINITY, 0.0F);
+    if (lane < splits) {
+        stats = __ldcg(partials.stats + ((uint64_t)row * args.heads + head) * MAX_SPLITS + lane);
+    }
     float4 out = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-#pragma unroll 8
-    for (uint32_t s = 0; s < splits; s++) {
-        float4 part = __ldcg(from + s * split_stride);
-        float factor = __shfl_sync(FULL_MASK, weight, s);
-        out.x += part.x * factor;
-        out.y += part.y * factor;
-        out.z += part.z * factor;
-        out.w += part.w * factor;
+    float weight = 0.0F;
+    for (uint32_t first = 0; first < splits; first += COMBINE_LOADS) {
+        float4 parts[COMBINE_LOADS];
+#pragma unroll
+        for (uint32_t i = 0; i < COMBINE_LOADS; i++) {
+            parts[i] = __ldcg(from + min(first + i, splits - 1) * split_stride);
+        }
+        if (first == 0) {
+            weight = weight_of_lane(stats);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < COMBINE_LOADS; i++) {
+            /* Past the last split: the last one, weight zero. */
+            float factor = __shfl_sync(FULL_MASK, weight, (first + i) % MAX_SPLITS);
+            out.x += parts[i].x * factor;
+            out.y += parts[i].y * factor;
+            out.z += parts[i].z * factor;
+            out.w += parts[i].w * factor;
+        }
     }
     uint2 *to = reinterpret_cast<uint2 *>(args.out + (uint64_t)blockIdx.x * HEAD_DIM);
     to[threadIdx.x] = make_uint2(k_bf16_pair(out.x, out.y), k_bf16_pair(out.z, out.w));
@@ -556,16 +585,23 @@ template <uint32_t HEAD_DIM, uint32_t WARPS, uint32_t HEAD_TILES>
 static cudaError_t launch(const k_stream *stream, const k_attention_args *args,
                           const partials &partials)
 {
-    /* A single row has work for about one warp per SM: small blocks leave room for others. */
-    uint32_t warps = WARPS > 1 || args->tokens.count > 2 ? MAX_WARPS : 1;
-    cudaError_t error = k_launch(stream, split_kv_kernel<HEAD_DIM, WARPS, HEAD_TILES>,
-                                 stream->sm_count, warps * K_WARP_LANES,
-                                 shared_bytes<HEAD_DIM, WARPS, HEAD_TILES>(warps), *args, partials);
+    uint32_t count = args->tokens.count;
+    uint32_t workers = stream->sm_count * (MAX_WARPS / WARPS);
+    uint32_t wanted = workers / (count * args->pages.kv_heads);
+    wanted = wanted < 1 ? 1 : wanted > MAX_SPLITS ? MAX_SPLITS : wanted;
+    /* Where there is no more than two warps' work for each SM, leave room for other blocks. */
+    uint32_t work =
+        (wanted * count * args->pages.kv_heads + stream->sm_count - 1) / stream->sm_count;
+    uint32_t warps = WARPS > 1 || work > 2 ? MAX_WARPS : 2;
+    cudaError_t error =
+        k_launch(stream, split_kv_kernel<HEAD_DIM, WARPS, HEAD_TILES>, stream->sm_count,
+                 warps * K_WARP_LANES, shared_bytes<HEAD_DIM, WARPS, HEAD_TILES>(warps), *args,
+                 wanted, partials);
     if (error != cudaSuccess) {
         return error;
     }
-    return k_launch(stream, combine_kernel<HEAD_DIM>, args->tokens.count * args->heads,
-                    HEAD_DIM / 4, 0, *args, partials);
+    return k_launch(stream, combine_kernel<HEAD_DIM>, count * args->heads, HEAD_DIM / 4, 0, *args,
+                    wanted, partials);
 }
 
 cudaError_t k_attention_split_kv(const k_stream *stream, const k_attention_args *args)

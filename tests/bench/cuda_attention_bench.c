@@ -3,6 +3,7 @@
  * per second (prompts), and their share of the measured read roof or of the tensor rate. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "common/mem.h"
 #include "common/num.h"
@@ -145,24 +146,28 @@ static void run(const struct shape *shape, uint32_t slots, uint32_t tokens, uint
     cuda_rig_close(&bench.rig);
 }
 
-int main(void)
+/* Argument: "rows" or "prompts", for these alone. */
+int main(int argc, char **argv)
 {
     static const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64};
     if (!cuda_rig_is_there()) {
         printf("no GPU\n");
         return 77;
     }
+    bool has_rows = argc < 2 || strcmp(argv[1], "prompts") != 0;
+    bool has_prompts = argc < 2 || strcmp(argv[1], "rows") != 0;
     for (uint32_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
-        for (uint32_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
-            if (s < 2 || rows[r] == 1 || rows[r] == 16) {
-                run(&shapes[s], rows[r], 1, 1100, true);
-            }
+        for (uint32_t r = 0; has_rows && r < sizeof(rows) / sizeof(rows[0]); r++) {
+            run(&shapes[s], rows[r], 1, 1100, true);
         }
-        run(&shapes[s], 1, 1, 1100, false);
-        run(&shapes[s], 16, 1, 1100, false);
-        run(&shapes[s], 1, 1, 8192, true);
-        run(&shapes[s], 1, 1024, 1024, true);
-        run(&shapes[s], 1, 2048, 8192, true);
+        if (has_rows) {
+            run(&shapes[s], 16, 1, 1100, false);
+            run(&shapes[s], 1, 1, 8192, true);
+        }
+        if (has_prompts) {
+            run(&shapes[s], 1, 1024, 1024, true);
+            run(&shapes[s], 1, 2048, 8192, true);
+        }
     }
     return 0;
 }

@@ -438,14 +438,15 @@ static void test_large_step_far_in(void)
     cuda_rig_close(&rig);
 }
 
-/* The canary is the first token of its step; its keys and query are the same in every step. */
-static void check_canary(struct cuda_rig *rig, const struct shape *shape, uint32_t least_others,
-                         uint32_t most_others, uint32_t step_others)
+/* The canary is the first token of its step; its keys and query are the same in every step.  Steps
+ * are filled up to most_others with padding: the shape stays. */
+static void check_canary(struct cuda_rig *rig, const struct shape *shape, uint32_t most_others,
+                         uint32_t step_others)
 {
     uint64_t elems = token_elems(shape);
     uint16_t *alone = NULL;
-    struct segment segments[MAX_OTHERS + 1];
-    for (uint32_t others = least_others; others <= most_others; others += step_others) {
+    struct segment segments[MAX_OTHERS + 2];
+    for (uint32_t others = 0; others <= most_others; others += step_others) {
         uint64_t random = SEED + 5;
         struct segment canary = {.first = 1100, .count = 1};
         struct step step;
@@ -455,8 +456,10 @@ static void check_canary(struct cuda_rig *rig, const struct shape *shape, uint32
                                                .is_padding = i % 5 == 4};
         }
         segments[0] = canary;
+        segments[others + 1] =
+            (struct segment){.first = 0, .count = most_others - others, .is_padding = true};
         random = SEED + 6;
-        step_init(&step, shape, segments, others + 1, &random);
+        step_init(&step, shape, segments, others + (others < most_others ? 2 : 1), &random);
         uint64_t own = SEED + 7;
         uint64_t q_random = SEED + 8;
         uint16_t *q = mem_zalloc(step.row_elems, sizeof(*q));
@@ -482,12 +485,12 @@ static void test_a_row_is_the_same_beside_any_others(void)
 {
     struct cuda_rig rig;
     open_rig(&rig, true);
-    check_canary(&rig, &shapes[0], 0, 33, 3);
-    check_canary(&rig, &shapes[1], 0, 33, 1);
-    check_canary(&rig, &shapes[3], 0, 127, 1);
-    check_canary(&rig, &shapes[6], 0, 33, 1);
-    check_canary(&rig, &shapes[3], 128, 300, 13);
-    check_canary(&rig, &shapes[6], 128, 300, 13);
+    check_canary(&rig, &shapes[0], 33, 3);
+    check_canary(&rig, &shapes[1], 33, 1);
+    check_canary(&rig, &shapes[3], 127, 2);
+    check_canary(&rig, &shapes[6], 33, 1);
+    check_canary(&rig, &shapes[3], 300, 13);
+    check_canary(&rig, &shapes[6], 300, 13);
     cuda_rig_close(&rig);
 }
 
