@@ -3,7 +3,7 @@
  *   scores = q k^T, f32; p = exp(scores - max), f32, rounded to bf16 for p v; sums f32
  *
  * Bytes: 2 (K, V) * 2 * head_dim per key and kv head, once; partial outputs 4 * head_dim per chunk
- * and query head (of 256 keys at 16 rows: 1% of K and V at group 2, 6% at group 16), written and read once in L2.
+ * and query head (of 256 keys, 16 rows of head_dim 256, group 2: 1% of K and V), written and read once in L2.
  * Operations: 4 * head_dim per key and query head: 8 per byte at group 16, far below the tensor rate.
  *
  * A row's chunks depend on its own length and on the count of rows, padding included: at one count,
@@ -24,9 +24,10 @@
 #include "kernels/cuda/device/reduce.cuh"
 
 constexpr uint32_t MAX_ROWS = K_SPLIT_KV_MAX_ROWS;
-constexpr uint32_t CHUNK_GRAIN = 32; /* keys; chunks are multiples */
-constexpr uint32_t CHUNK_KEYS = 256; /* at most, of rows up to CHUNK_KEYS * MAX_SPLITS */
-constexpr uint32_t MAX_SPLITS = 32;
+constexpr uint32_t CHUNK_GRAIN = 32;  /* keys; chunks are multiples */
+constexpr uint32_t CHUNK_KEYS = 1024; /* at most, of rows up to CHUNK_KEYS * MAX_SPLITS */
+constexpr uint32_t MAX_SPLITS = 64;
+constexpr uint32_t MAX_WORKERS = 640; /* that a step is planned for */
 constexpr uint32_t STAGES = 3;
 constexpr uint32_t STAGE_BYTES = 16384; /* K and V of a tile, of one warp */
 constexpr uint32_t WARP_RING_BYTES = STAGES * STAGE_BYTES;
@@ -39,12 +40,19 @@ constexpr uint32_t PIECE_ELEMS = 8;
 constexpr uint32_t FULL_MASK = 0xffffffffU;
 constexpr float LOG2E = 1.4426950408889634F;
 
-static_assert(MAX_SPLITS == K_WARP_LANES, "combine: a lane per split");
+static_assert(MAX_SPLITS == 2 * K_WARP_LANES, "combine: two splits a lane");
 static_assert(MAX_ROWS % K_WARP_LANES == 0, "rows are planned by one warp");
 
-/* Scratch: outputs [rows, MAX_SPLITS, heads, head_dim] f32, then their maxima and sums
- * [rows, heads, MAX_SPLITS] of two f32. */
+/* How many chunks a row is cut into. */
+struct split_rule {
+    uint32_t wanted; /* what occupies the device if all rows are alike */
+    uint32_t most;   /* places in scratch */
+};
+
+/* Scratch: outputs [rows, rule.most, heads, head_dim] f32, then their maxima and sums
+ * [rows, heads, rule.most] of two f32. */
 struct partials {
+    split_rule rule;
     float *out;
     float2 *stats;
 };
@@ -57,10 +65,9 @@ struct row_keys {
     uint32_t splits; /* 0: a padding token */
 };
 
-/* splits_wanted: what occupies the device if all rows are alike; chunks stay short enough to spread
- * one long row among short ones. */
+/* Chunks stay short enough to spread one long row among short ones. */
 static __device__ __forceinline__ row_keys keys_of_row(const k_attention_args &args,
-                                                       uint32_t splits_wanted, uint32_t row)
+                                                       const split_rule &rule, uint32_t row)
 {
     uint32_t end = __ldcg(args.tokens.positions + row) + 1;
     bool is_padding = __ldcg(args.tokens.slots + row) == K_SLOT_NONE;
@@ -68,8 +75,8 @@ static __device__ __forceinline__ row_keys keys_of_row(const k_attention_args &a
     keys.begin = args.window_tokens != 0 && end > args.window_tokens ? end - args.window_tokens : 0;
     keys.end = end;
     uint32_t length = end - keys.begin;
-    uint32_t wanted = min((length + splits_wanted - 1) / splits_wanted, CHUNK_KEYS);
-    uint32_t least = (length + MAX_SPLITS - 1) / MAX_SPLITS;
+    uint32_t wanted = min((length + rule.wanted - 1) / rule.wanted, CHUNK_KEYS);
+    uint32_t least = (length + rule.most - 1) / rule.most;
     keys.chunk = (max(wanted, least) + CHUNK_GRAIN - 1) / CHUNK_GRAIN * CHUNK_GRAIN;
     keys.splits = is_padding ? 0 : (length + keys.chunk - 1) / keys.chunk;
     return keys;
@@ -86,7 +93,7 @@ struct plan {
 
 /* By one warp. */
 static __device__ __forceinline__ void plan_rows(const k_attention_args &args,
-                                                 uint32_t splits_wanted, plan *plan)
+                                                 const split_rule &rule, plan *plan)
 {
     constexpr uint32_t LANE_ROWS = MAX_ROWS / K_WARP_LANES;
     uint32_t lane = threadIdx.x % K_WARP_LANES;
@@ -96,7 +103,7 @@ static __device__ __forceinline__ void plan_rows(const k_attention_args &args,
         uint32_t row = i * K_WARP_LANES + lane;
         uint32_t splits = 0;
         if (row < args.tokens.count) {
-            row_keys keys = keys_of_row(args, splits_wanted, row);
+            row_keys keys = keys_of_row(args, rule, row);
             plan->begin[row] = keys.begin;
             plan->end[row] = keys.end;
             plan->chunk[row] = keys.chunk;
@@ -385,10 +392,11 @@ struct attention_state {
                 }
                 uint32_t head = item.head * group + in_group;
                 if (column == 0 && lane / 4 == 0) {
-                    uint64_t to = ((uint64_t)item.row * args.heads + head) * MAX_SPLITS;
+                    uint64_t to = ((uint64_t)item.row * args.heads + head) * partials.rule.most;
                     partials.stats[to + item.split] = make_float2(max[n][c], sum[n][c]);
                 }
-                uint64_t row = ((uint64_t)item.row * MAX_SPLITS + item.split) * args.heads + head;
+                uint64_t row =
+                    ((uint64_t)item.row * partials.rule.most + item.split) * args.heads + head;
                 float *to = partials.out + row * args.pages.head_dim + column + lane / 4;
 #pragma unroll
                 for (uint32_t k = 0; k < G::K_STEPS; k++) {
@@ -434,7 +442,7 @@ static __device__ __forceinline__ void add_scores(float (&scores)[G::KEY_TILES][
 /* Dynamic shared memory: rings [warps, STAGES, STAGE_BYTES], then the exchange. */
 template <uint32_t HEAD_DIM, uint32_t WARPS, uint32_t HEAD_TILES>
 static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
-    split_kv_kernel(k_attention_args args, uint32_t splits_wanted, partials partials)
+    split_kv_kernel(k_attention_args args, partials partials)
 {
     using G = geometry<HEAD_DIM, WARPS, HEAD_TILES>;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -449,7 +457,7 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
     k_begin();
     k_wait_for_predecessors();
     if (warp == 0) {
-        plan_rows(args, splits_wanted, &plan);
+        plan_rows(args, partials.rule, &plan);
     }
     __syncthreads();
     uint32_t items = plan.first_chunk[MAX_ROWS] * args.pages.kv_heads;
@@ -488,41 +496,47 @@ static __global__ void __launch_bounds__(MAX_WARPS *K_WARP_LANES, 1)
     k_copy_wait<0>();
 }
 
-/* What a lane's split weighs, from its maximum and sum; the weights of a warp times the sums add up to
- * 1. */
-static __device__ __forceinline__ float weight_of_lane(float2 stats)
+/* What a lane's splits, lane and lane + 32, weigh by their maxima and sums; over the warp, weights
+ * times sums add up to 1. */
+static __device__ __forceinline__ void weigh_splits(const float2 (&stats)[2], float (&weights)[2])
 {
-    float max = stats.x;
+    float max = fmaxf(stats[0].x, stats[1].x);
 #pragma unroll
     for (uint32_t step = K_WARP_LANES / 2; step > 0; step /= 2) {
         max = fmaxf(max, __shfl_xor_sync(FULL_MASK, max, step));
     }
-    float weight = k_exp2(stats.x - max);
-    return __fdiv_rn(weight, k_warp_sum(weight * stats.y));
+    float first = k_exp2(stats[0].x - max);
+    float second = k_exp2(stats[1].x - max);
+    float factor = __fdiv_rn(1.0F, k_warp_sum(first * stats[0].y + second * stats[1].y));
+    weights[0] = first * factor;
+    weights[1] = second * factor;
 }
 
 /* Block (row, query head), four columns a thread. */
 template <uint32_t HEAD_DIM>
 static __global__ void __launch_bounds__(HEAD_DIM / 4)
-    combine_kernel(k_attention_args args, uint32_t splits_wanted, partials partials)
+    combine_kernel(k_attention_args args, partials partials)
 {
     uint32_t lane = threadIdx.x % K_WARP_LANES;
     uint32_t row = blockIdx.x / args.heads;
     uint32_t head = blockIdx.x % args.heads;
     k_begin();
     k_wait_for_predecessors();
-    uint32_t splits = keys_of_row(args, splits_wanted, row).splits;
-    const float4 *from =
-        reinterpret_cast<const float4 *>(
-            partials.out + ((uint64_t)row * MAX_SPLITS * args.heads + head) * HEAD_DIM) +
-        threadIdx.x;
+    uint32_t splits = keys_of_row(args, partials.rule, row).splits;
+    uint32_t most = partials.rule.most;
+    const float4 *from = reinterpret_cast<const float4 *>(
+                             partials.out + ((uint64_t)row * most * args.heads + head) * HEAD_DIM) +
+                         threadIdx.x;
     uint64_t split_stride = (uint64_t)args.heads * (HEAD_DIM / 4);
-    float2 stats = make_float2(-INFINITY, 0.0F);
-    if (lane < splits) {
-        stats = __ldcg(partials.stats + ((uint64_t)row * args.heads + head) * MAX_SPLITS + lane);
+    const float2 *row_stats = partials.stats + ((uint64_t)row * args.heads + head) * most;
+    float2 stats[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t split = i * K_WARP_LANES + lane;
+        stats[i] = split < splits ? __ldcg(row_stats + split) : make_float2(-INFINITY, 0.0F);
     }
     float4 out = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-    float weight = 0.0F;
+    float weights[2] = {};
     for (uint32_t first = 0; first < splits; first += COMBINE_LOADS) {
         float4 parts[COMBINE_LOADS];
 #pragma unroll
@@ -530,12 +544,13 @@ static __global__ void __launch_bounds__(HEAD_DIM / 4)
             parts[i] = __ldcg(from + min(first + i, splits - 1) * split_stride);
         }
         if (first == 0) {
-            weight = weight_of_lane(stats);
+            weigh_splits(stats, weights);
         }
+        float weight = first < K_WARP_LANES ? weights[0] : weights[1];
 #pragma unroll
         for (uint32_t i = 0; i < COMBINE_LOADS; i++) {
             /* Past the last split: the last one, weight zero. */
-            float factor = __shfl_sync(FULL_MASK, weight, (first + i) % MAX_SPLITS);
+            float factor = __shfl_sync(FULL_MASK, weight, (first + i) % K_WARP_LANES);
             out.x += parts[i].x * factor;
             out.y += parts[i].y * factor;
             out.z += parts[i].z * factor;
@@ -546,16 +561,36 @@ static __global__ void __launch_bounds__(HEAD_DIM / 4)
     to[threadIdx.x] = make_uint2(k_bf16_pair(out.x, out.y), k_bf16_pair(out.z, out.w));
 }
 
-/* Rows that scratch must hold. */
-static uint64_t scratch_rows(const k_cuda_shape *shape)
+/* Places that rows of the longest context take where the device is occupied without splitting. */
+static uint32_t context_splits(const k_cuda_shape *shape)
 {
-    return shape->max_tokens < MAX_ROWS ? shape->max_tokens : MAX_ROWS;
+    uint32_t splits = (shape->max_context_tokens + CHUNK_KEYS - 1) / CHUNK_KEYS;
+    return splits < 1 ? 1 : splits > MAX_SPLITS ? MAX_SPLITS : splits;
+}
+
+/* Of one kv head's share of the device: row count times rule.most is at most this. */
+static uint64_t scratch_places(const k_cuda_shape *shape)
+{
+    uint64_t rows = shape->max_tokens < MAX_ROWS ? shape->max_tokens : MAX_ROWS;
+    uint64_t by_context = rows * context_splits(shape);
+    return by_context > MAX_WORKERS ? by_context : MAX_WORKERS;
 }
 
 uint64_t k_attention_split_kv_scratch_bytes(const k_cuda_shape *shape)
 {
-    uint64_t outputs = scratch_rows(shape) * MAX_SPLITS * shape->heads;
-    return outputs * (shape->max_head_dim * sizeof(float) + sizeof(float2));
+    return scratch_places(shape) * shape->heads *
+           (shape->max_head_dim * sizeof(float) + sizeof(float2));
+}
+
+static split_rule rule_of(const k_stream *stream, const k_attention_args *args, uint32_t workers)
+{
+    uint32_t least = context_splits(&stream->shape);
+    split_rule rule;
+    rule.wanted = (workers < MAX_WORKERS ? workers : MAX_WORKERS) /
+                  (args->tokens.count * args->pages.kv_heads);
+    rule.wanted = rule.wanted < 1 ? 1 : rule.wanted > MAX_SPLITS ? MAX_SPLITS : rule.wanted;
+    rule.most = rule.wanted > least ? rule.wanted : least;
+    return rule;
 }
 
 template <uint32_t HEAD_DIM, uint32_t WARPS, uint32_t HEAD_TILES>
@@ -582,40 +617,38 @@ cudaError_t k_attention_split_kv_prepare(void)
 }
 
 template <uint32_t HEAD_DIM, uint32_t WARPS, uint32_t HEAD_TILES>
-static cudaError_t launch(const k_stream *stream, const k_attention_args *args,
-                          const partials &partials)
+static cudaError_t launch(const k_stream *stream, const k_attention_args *args)
 {
     uint32_t count = args->tokens.count;
-    uint32_t workers = stream->sm_count * (MAX_WARPS / WARPS);
-    uint32_t wanted = workers / (count * args->pages.kv_heads);
-    wanted = wanted < 1 ? 1 : wanted > MAX_SPLITS ? MAX_SPLITS : wanted;
+    uint32_t items_per_split = count * args->pages.kv_heads;
+    partials partials;
+    partials.rule = rule_of(stream, args, stream->sm_count * (MAX_WARPS / WARPS));
+    partials.out = reinterpret_cast<float *>(stream->scratch);
+    partials.stats = reinterpret_cast<float2 *>(partials.out + scratch_places(&stream->shape) *
+                                                                   stream->shape.heads *
+                                                                   stream->shape.max_head_dim);
     /* Where there is no more than two warps' work for each SM, leave room for other blocks. */
-    uint32_t work =
-        (wanted * count * args->pages.kv_heads + stream->sm_count - 1) / stream->sm_count;
-    uint32_t warps = WARPS > 1 || work > 2 ? MAX_WARPS : 2;
-    cudaError_t error =
-        k_launch(stream, split_kv_kernel<HEAD_DIM, WARPS, HEAD_TILES>, stream->sm_count,
-                 warps * K_WARP_LANES, shared_bytes<HEAD_DIM, WARPS, HEAD_TILES>(warps), *args,
-                 wanted, partials);
+    uint32_t splits = partials.rule.wanted;
+    if (args->window_tokens != 0 && args->window_tokens / CHUNK_GRAIN < splits) {
+        splits = args->window_tokens / CHUNK_GRAIN;
+    }
+    bool is_light = splits * items_per_split <= 2 * stream->sm_count;
+    uint32_t warps = WARPS > 1 || !is_light ? MAX_WARPS : 2;
+    cudaError_t error = k_launch(stream, split_kv_kernel<HEAD_DIM, WARPS, HEAD_TILES>,
+                                 stream->sm_count, warps * K_WARP_LANES,
+                                 shared_bytes<HEAD_DIM, WARPS, HEAD_TILES>(warps), *args, partials);
     if (error != cudaSuccess) {
         return error;
     }
     return k_launch(stream, combine_kernel<HEAD_DIM>, count * args->heads, HEAD_DIM / 4, 0, *args,
-                    wanted, partials);
+                    partials);
 }
 
 cudaError_t k_attention_split_kv(const k_stream *stream, const k_attention_args *args)
 {
-    partials partials;
-    partials.out = reinterpret_cast<float *>(stream->scratch);
-    partials.stats = reinterpret_cast<float2 *>(
-        partials.out + scratch_rows(&stream->shape) * MAX_SPLITS * stream->shape.heads *
-                           stream->shape.max_head_dim);
     bool is_wide = args->heads / args->pages.kv_heads > MMA_HEADS;
     if (args->pages.head_dim == 256) {
-        return is_wide ? launch<256, 1, 2>(stream, args, partials)
-                       : launch<256, 1, 1>(stream, args, partials);
+        return is_wide ? launch<256, 1, 2>(stream, args) : launch<256, 1, 1>(stream, args);
     }
-    return is_wide ? launch<512, 4, 2>(stream, args, partials)
-                   : launch<512, 4, 1>(stream, args, partials);
+    return is_wide ? launch<512, 4, 2>(stream, args) : launch<512, 4, 1>(stream, args);
 }
