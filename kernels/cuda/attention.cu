@@ -1,8 +1,8 @@
 /* Attention over paged keys and values: checks, and the choice between its two kernels.
  *
  * Few tokens are read-bound, each with its own K and V: attention_split_kv.cu.  Many are prompt
- * segments whose tokens share theirs: attention_tiles.cu.  In both, a token's bits depend on its own
- * keys alone.  A padding token's output is zero. */
+ * segments whose tokens share theirs: attention_tiles.cu.  At one count of tokens, a token's bits
+ * depend on its own keys alone.  A padding token's output is zero. */
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/device/launch.cuh"
 

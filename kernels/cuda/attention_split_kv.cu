@@ -3,8 +3,8 @@
  *   scores = q k^T, f32; p = exp(scores - max), f32, rounded to bf16 for p v; sums f32
  *
  * Bytes: 2 (K, V) * 2 * head_dim per key and kv head, once; partial outputs 4 * head_dim per chunk
- * and query head (of 256 keys, 16 rows of head_dim 256, group 2: 1% of K and V), written and read once in L2.
- * Operations: 4 * head_dim per key and query head: 8 per byte at group 16, far below the tensor rate.
+ * and query head, written and read once in L2 (16 rows, head_dim 256, group 2: 1% of K and V).
+ * Operations: 4 * head_dim per key and query head: at group 16 8 a byte, far below the tensor rate.
  *
  * A row's chunks depend on its own length and on the count of rows, padding included: at one count,
  * its bits do not depend on what runs beside it.
@@ -160,7 +160,7 @@ struct geometry {
     static constexpr uint32_t TILE_KEYS = STAGE_BYTES / 2 / ROW_BYTES;
     static constexpr uint32_t KEY_TILES = TILE_KEYS / MMA_KEYS;
     static constexpr uint32_t K_STEPS = COLUMNS / 16;
-    /* Scores that a warp hands to the others: [2 (turns), WARPS, KEY_TILES * HEAD_TILES, 32] float4 */
+    /* Scores handed to other warps: [2 (turns), WARPS, KEY_TILES * HEAD_TILES, 32] float4 */
     static constexpr uint32_t EXCHANGE_BYTES =
         WARPS == 1 ? 0 : 2 * WARPS * KEY_TILES * HEAD_TILES * K_WARP_LANES * 16;
     static_assert(ROW_PIECES <= K_WARP_LANES && CHUNK_GRAIN % TILE_KEYS == 0);

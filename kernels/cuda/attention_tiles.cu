@@ -10,9 +10,9 @@
  * runs one block per SM, which takes (tile, kv head) items in turns, later tiles first.  A warp has
  * 16 rows; where head_dim is 512, two warps share them, each with half of the columns, and add up
  * their scores through shared memory.  K and V come in tiles of keys at multiples of the tile, two
- * stages deep.  A row's bits depend on its own keys alone: keys that it may not see weigh zero, and
- * a tile of keys without any it may see changes nothing.  Keys that no row of a tile may see are
- * zeroed, not read. */
+ * stages deep.  Keys that a row may not see weigh zero, and a tile of keys without any it may see
+ * changes nothing, so its bits do not depend on the tile's other rows.  Keys that no row of a tile
+ * may see are zeroed, not read. */
 #include <math.h>
 
 #include "kernels/cuda/attention.h"
@@ -75,8 +75,8 @@ static __device__ __forceinline__ bool begins_segment(const k_tokens &tokens, ui
            __ldcg(tokens.positions + token) != __ldcg(tokens.positions + token - 1) + 1;
 }
 
-/* Inclusive over the block: the largest (IS_SUM false) or the sum of the values up to this thread's.
- * partial [PLAN_WARPS] shared. */
+/* Inclusive over the block: the largest (IS_SUM false) or the sum of the values up to this
+ * thread's.  partial [PLAN_WARPS] shared. */
 template <bool IS_SUM>
 static __device__ __forceinline__ uint32_t block_scan(uint32_t value, uint32_t *partial)
 {
@@ -205,7 +205,7 @@ static __device__ __forceinline__ uint32_t page_for_lane(const k_attention_args 
     return k_page_at(args.pages, item.slot, key);
 }
 
-/* Keys next .. next + KEYS - 1 and their values into a stage; lane_page from page_for_lane(next). */
+/* Keys next .. next + KEYS - 1 and their values into a stage; lane_page: page_for_lane(next). */
 template <uint32_t HEAD_DIM>
 static __device__ __forceinline__ void copy_keys(const k_attention_args &args, const item &item,
                                                  uint32_t next, uint32_t lane_page, uint32_t stage)

@@ -1,5 +1,5 @@
-/* Time of attention per layer on cuda: a graph of LAYERS calls, each with K and V of its own, so that
- * nothing is left in L2.  Prints microseconds, bytes of K and V per second (few rows) or operations
+/* Time of attention per layer on cuda: a graph of LAYERS calls, each with K and V of its own, so
+ * that nothing is left in L2.  Prints microseconds, bytes of K and V per second (few rows) or operations
  * per second (prompts), and their share of the measured read roof or of the tensor rate. */
 #include <math.h>
 #include <stdio.h>
@@ -66,17 +66,91 @@ static uint16_t *random_elems(uint64_t count, uint64_t bytes_total, double devia
 }
 
 /* slots segments of `tokens` tokens that end at position end - 1. */
-static void run(const struct shape *shape, uint32_t slots, uint32_t tokens, uint32_t end,
-                bool is_dependent)
+struct load {
+    const struct shape *shape;
+    uint32_t slots;
+    uint32_t tokens;
+    uint32_t end;
+    bool is_dependent;
+};
+
+static void make_tokens(struct bench *bench, const struct load *load)
 {
-    struct bench bench;
-    uint32_t count = slots * tokens;
-    uint32_t table_pages = num_ceil_div(end, PAGE_TOKENS);
+    uint32_t count = load->slots * load->tokens;
+    uint32_t *positions = mem_zalloc(count, sizeof(uint32_t));
+    uint32_t *slots = mem_zalloc(count, sizeof(uint32_t));
+    for (uint32_t t = 0; t < count; t++) {
+        slots[t] = t / load->tokens;
+        positions[t] = load->end - load->tokens + t % load->tokens;
+    }
+    bench->args.tokens = (struct k_tokens){
+        .count = count,
+        .positions = cuda_rig_upload(positions, count * sizeof(uint32_t)),
+        .slots = cuda_rig_upload(slots, count * sizeof(uint32_t)),
+    };
+    mem_free(slots);
+    mem_free(positions);
+}
+
+static void make_pages(struct bench *bench, const struct load *load)
+{
+    uint32_t table_pages = num_ceil_div(load->end, PAGE_TOKENS);
+    uint32_t page_count = load->slots * table_pages;
+    uint32_t *table = mem_zalloc(page_count, sizeof(uint32_t));
+    for (uint32_t i = 0; i < page_count; i++) {
+        /* Neighbouring pages of a slot lie apart. */
+        table[i] = i % table_pages * load->slots + i / table_pages;
+    }
+    struct k_pages *pages = &bench->args.pages;
+    *pages = (struct k_pages){
+        .table = cuda_rig_upload(table, page_count * sizeof(uint32_t)),
+        .table_pages = table_pages,
+        .pages = page_count,
+        .page_tokens = PAGE_TOKENS,
+        .kv_layers = LAYERS,
+        .kv_heads = load->shape->kv_heads,
+        .head_dim = load->shape->head_dim,
+    };
+    uint64_t pool_elems = (page_count + 1) * k_page_offset(pages, 1, 0, 0, 0);
+    pages->base = random_elems(pool_elems, pool_elems * sizeof(uint16_t), 0.5);
+    mem_free(table);
+}
+
+static void print_figures(const struct load *load, double us)
+{
+    const struct shape *shape = load->shape;
+    double weighed = 0.0; /* keys, over the tokens of a slot */
+    double read = 0.0;    /* keys of a slot, each once */
+    for (uint32_t t = 0; t < load->tokens; t++) {
+        double seen = load->end - load->tokens + t + 1;
+        seen = shape->window != 0 ? fmin(seen, shape->window) : seen;
+        weighed += seen;
+        read += t == 0 ? seen : 1.0;
+    }
+    double bytes = read * load->slots * shape->kv_heads * shape->head_dim * 2 * sizeof(uint16_t);
+    double ops = weighed * load->slots * shape->heads * shape->head_dim * 4;
+    printf(
+        "%-12s %3u x %4u tokens to %5u %s %8.1f us %5.0f GB/s (%3.0f%%) %4.0f TFLOP/s (%2.0f%%)\n",
+        shape->name, load->slots, load->tokens, load->end,
+        load->is_dependent ? "dependent" : "plain    ", us, bytes / us * 1e-3,
+        bytes / us * 1e8 / ROOF_BYTES_S, ops / us * 1e-6, ops / us * 1e8 / TENSOR_OPS_S);
+    (void)fflush(stdout);
+}
+
+static void free_device(const void *at)
+{
+    cuda_rig_free((void *)(uintptr_t)at);
+}
+
+static void run(const struct load *load)
+{
+    const struct shape *shape = load->shape;
+    struct bench bench = {0};
     struct k_cuda_shape device_shape = {
-        .max_tokens = count,
+        .max_tokens = load->slots * load->tokens,
         .max_rows = 128,
-        .slots = slots,
-        .max_context_tokens = end,
+        .slots = load->slots,
+        .max_context_tokens = load->end,
         .hidden_elems = 1024,
         .max_linear_out_elems = 1024,
         .heads = shape->heads,
@@ -84,89 +158,55 @@ static void run(const struct shape *shape, uint32_t slots, uint32_t tokens, uint
         .max_kv_heads = shape->kv_heads,
         .vocab_tokens = 1000,
     };
-    cuda_rig_open(&bench.rig, &device_shape, is_dependent);
-    uint32_t *positions = mem_zalloc(count, sizeof(uint32_t));
-    uint32_t *slot_of = mem_zalloc(count, sizeof(uint32_t));
-    uint32_t *table = mem_zalloc((size_t)slots * table_pages, sizeof(uint32_t));
-    double keys = 0.0;      /* weighed, over all tokens */
-    double keys_read = 0.0; /* of K and V, each once per slot */
-    for (uint32_t t = 0; t < count; t++) {
-        slot_of[t] = t / tokens;
-        positions[t] = end - tokens + t % tokens;
-        uint32_t seen = positions[t] + 1;
-        keys += shape->window != 0 && seen > shape->window ? shape->window : seen;
-        keys_read += t % tokens == 0 ? 0.0 : 1.0;
-        keys_read += t % tokens == 0 ? fmin(seen, shape->window != 0 ? shape->window : seen) : 0.0;
-    }
-    for (uint32_t i = 0; i < slots * table_pages; i++) {
-        /* Neighbouring pages of a slot lie apart. */
-        table[i] = i % table_pages * slots + i / table_pages;
-    }
-    struct k_pages pages = {
-        .table = cuda_rig_upload(table, (size_t)slots * table_pages * sizeof(uint32_t)),
-        .table_pages = table_pages,
-        .pages = slots * table_pages,
-        .page_tokens = PAGE_TOKENS,
-        .kv_layers = LAYERS,
-        .kv_heads = shape->kv_heads,
-        .head_dim = shape->head_dim,
-    };
-    uint64_t pool_elems = (pages.pages + 1) * k_page_offset(&pages, 1, 0, 0, 0);
+    cuda_rig_open(&bench.rig, &device_shape, load->is_dependent);
+    make_tokens(&bench, load);
+    make_pages(&bench, load);
     uint64_t row_elems = (uint64_t)shape->heads * shape->head_dim;
-    pages.base = random_elems(pool_elems, pool_elems * sizeof(uint16_t), 0.5);
-    bench.args = (struct k_attention_args){
-        .tokens = {.count = count,
-                   .positions = cuda_rig_upload(positions, count * sizeof(uint32_t)),
-                   .slots = cuda_rig_upload(slot_of, count * sizeof(uint32_t))},
-        .pages = pages,
-        .window_tokens = shape->window,
-        .q = random_elems(count * row_elems, count * row_elems * sizeof(uint16_t), 0.5),
-        .q_stride_elems = row_elems,
-        .heads = shape->heads,
-        .out = cuda_rig_alloc(count * row_elems * sizeof(uint16_t)),
-    };
-    double us = cuda_rig_replay(&bench.rig, record, &bench, REPLAYS) / LAYERS;
-    double bytes = keys_read * shape->kv_heads * shape->head_dim * 2 * sizeof(uint16_t);
-    double ops = keys * shape->heads * shape->head_dim * 4;
-    printf(
-        "%-12s %3u x %4u tokens to %5u %s %9.1f us %6.0f GB/s (%3.0f%%) %5.0f TFLOP/s (%2.0f%%)\n",
-        shape->name, slots, tokens, end, is_dependent ? "dependent" : "plain    ", us,
-        bytes / us * 1e-3, bytes / us * 1e8 / ROOF_BYTES_S, ops / us * 1e-6,
-        ops / us * 1e8 / TENSOR_OPS_S);
-    (void)fflush(stdout);
-    cuda_rig_free((void *)(uintptr_t)bench.args.tokens.positions);
-    cuda_rig_free((void *)(uintptr_t)bench.args.tokens.slots);
-    cuda_rig_free((void *)(uintptr_t)pages.table);
-    cuda_rig_free(pages.base);
-    cuda_rig_free((void *)(uintptr_t)bench.args.q);
-    cuda_rig_free(bench.args.out);
-    mem_free(table);
-    mem_free(slot_of);
-    mem_free(positions);
+    uint64_t elems = bench.args.tokens.count * row_elems;
+    bench.args.window_tokens = shape->window;
+    bench.args.q = random_elems(elems, elems * sizeof(uint16_t), 0.5);
+    bench.args.q_stride_elems = row_elems;
+    bench.args.heads = shape->heads;
+    bench.args.out = cuda_rig_alloc(elems * sizeof(uint16_t));
+    print_figures(load, cuda_rig_replay(&bench.rig, record, &bench, REPLAYS) / LAYERS);
+    free_device(bench.args.tokens.positions);
+    free_device(bench.args.tokens.slots);
+    free_device(bench.args.pages.table);
+    free_device(bench.args.pages.base);
+    free_device(bench.args.q);
+    free_device(bench.args.out);
     cuda_rig_close(&bench.rig);
+}
+
+static void run_rows(const struct shape *shape)
+{
+    static const uint32_t rows[] = {1, 2, 4, 8, 16, 24, 32, 64};
+    for (uint32_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
+        run(&(struct load){shape, rows[r], 1, 1100, true});
+    }
+    run(&(struct load){shape, 16, 1, 1100, false});
+    run(&(struct load){shape, 1, 1, 8192, true});
+}
+
+static void run_prompts(const struct shape *shape)
+{
+    run(&(struct load){shape, 1, 1024, 1024, true});
+    run(&(struct load){shape, 1, 2048, 8192, true});
 }
 
 /* Argument: "rows" or "prompts", for these alone. */
 int main(int argc, char **argv)
 {
-    static const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64};
     if (!cuda_rig_is_there()) {
         printf("no GPU\n");
         return 77;
     }
-    bool has_rows = argc < 2 || strcmp(argv[1], "prompts") != 0;
-    bool has_prompts = argc < 2 || strcmp(argv[1], "rows") != 0;
     for (uint32_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
-        for (uint32_t r = 0; has_rows && r < sizeof(rows) / sizeof(rows[0]); r++) {
-            run(&shapes[s], rows[r], 1, 1100, true);
+        if (argc < 2 || strcmp(argv[1], "prompts") != 0) {
+            run_rows(&shapes[s]);
         }
-        if (has_rows) {
-            run(&shapes[s], 16, 1, 1100, false);
-            run(&shapes[s], 1, 1, 8192, true);
-        }
-        if (has_prompts) {
-            run(&shapes[s], 1, 1024, 1024, true);
-            run(&shapes[s], 1, 2048, 8192, true);
+        if (argc < 2 || strcmp(argv[1], "rows") != 0) {
+            run_prompts(&shapes[s]);
         }
     }
     return 0;

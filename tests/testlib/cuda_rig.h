@@ -1,5 +1,5 @@
-/* What tests and benchmarks of the cuda backend share: device memory, a stream of the backend, graphs
- * and their time.  An error of the runtime ends the test (or the program) with its text.
+/* What tests and benchmarks of the cuda backend share: device memory, a stream of the backend,
+ * graphs and their time.  An error of the runtime ends the test (or the program) with its text.
  *
  * One thread.  Where no GPU is there, cuda_rig_open skips the test. */
 #ifndef TESTS_TESTLIB_CUDA_RIG_H
