@@ -7,12 +7,12 @@
  * where a tile is 128 rows of 256 or 64 rows of 512; q and out once.
  *
  * plan_tiles, one block, cuts the tokens at the ends of segments and lists the tiles.  tiles_kernel
- * runs one block per SM, which takes (tile, kv head) items in turns, later tiles first.  A warp has
- * 16 rows; where head_dim is 512, two warps share them, each with half of the columns, and add up
- * their scores through shared memory.  K and V come in tiles of keys at multiples of the tile, two
- * stages deep.  Keys that a row may not see weigh zero, and a tile of keys without any it may see
- * changes nothing, so its bits do not depend on the tile's other rows.  Keys that no row of a tile
- * may see are zeroed, not read. */
+ * runs one block per SM, which takes (tile, kv head) items in turns, later tiles first.  A warpgroup
+ * has 64 rows by 256 columns, 128 sums a thread; where head_dim is 512, both have the same rows, each
+ * half of the columns, and add up their scores through shared memory.  K and V come in tiles of keys
+ * at multiples of the tile, two stages deep.  Keys that a row may not see weigh zero, and a tile of
+ * keys without any it may see changes nothing, so its bits do not depend on the tile's other rows.
+ * Keys that no row of a tile may see are zeroed, not read. */
 #include <math.h>
 
 #include "kernels/cuda/attention.h"
@@ -21,34 +21,40 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/page.cuh"
 #include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 
 constexpr uint32_t WARPS = 8;
 constexpr uint32_t THREADS = WARPS * K_WARP_LANES;
-constexpr uint32_t WARP_ROWS = 16;
-constexpr uint32_t WARP_COLUMNS = 256;
-constexpr uint32_t K_STEPS = WARP_COLUMNS / 16;
+constexpr uint32_t GROUP_WARPS = 4; /* of a warpgroup */
+constexpr uint32_t GROUPS = WARPS / GROUP_WARPS;
+constexpr uint32_t GROUP_ROWS = 64;
+constexpr uint32_t GROUP_COLUMNS = 256;
+constexpr uint32_t K_STEPS = GROUP_COLUMNS / 16;
+constexpr uint32_t BLOCK_STEPS = 4;    /* k steps in a block of 64 columns */
+constexpr uint32_t STEP_BYTES = 32;    /* of a row */
 constexpr uint32_t TILE_BYTES = 32768; /* K, or V, of a tile of keys */
 constexpr uint32_t STAGES = 2;
 constexpr uint32_t QUERY_BYTES = 65536;
 constexpr uint32_t PAGE_GRAIN = 16; /* keys that surely share a page */
 constexpr uint32_t PLAN_THREADS = 1024;
 constexpr uint32_t PLAN_WARPS = PLAN_THREADS / K_WARP_LANES;
-constexpr uint32_t PIECE_BYTES = 16;
 constexpr uint32_t PIECE_ELEMS = 8;
 constexpr uint32_t FULL_MASK = 0xffffffffU;
 constexpr float LOG2E = 1.4426950408889634F;
 
 static_assert(PLAN_WARPS == K_WARP_LANES, "a warp adds up the warps");
 
-/* SIDES: warps that share rows. */
+/* SIDES: warpgroups that share rows. */
 template <uint32_t HEAD_DIM>
 struct geometry {
-    static constexpr uint32_t SIDES = HEAD_DIM / WARP_COLUMNS;
-    static constexpr uint32_t ROWS = WARPS / SIDES * WARP_ROWS;
+    static constexpr uint32_t SIDES = HEAD_DIM / GROUP_COLUMNS;
+    static constexpr uint32_t ROWS = GROUPS / SIDES * GROUP_ROWS;
     static constexpr uint32_t ROW_BYTES = HEAD_DIM * 2;
     static constexpr uint32_t ROW_PIECES = HEAD_DIM / PIECE_ELEMS;
     static constexpr uint32_t KEYS = TILE_BYTES / ROW_BYTES;
-    static constexpr uint32_t KEY_TILES = KEYS / 8; /* columns of an mma */
+    static constexpr uint32_t KEY_TILES = KEYS / 8;
+    static constexpr uint32_t KEY_BLOCK_BYTES = KEYS * K_BLOCK_ROW_BYTES;
+    static constexpr uint32_t QUERY_BLOCK_BYTES = ROWS * K_BLOCK_ROW_BYTES;
     /* [2 (turns), WARPS, KEY_TILES, 32] float4 */
     static constexpr uint32_t EXCHANGE_BYTES =
         SIDES == 1 ? 0 : 2 * WARPS * KEY_TILES * K_WARP_LANES * 16;
@@ -192,7 +198,7 @@ static __device__ __forceinline__ void copy_queries(const k_attention_args &args
         const uint16_t *from = args.q + token * args.q_stride_elems +
                                (uint64_t)(item.head * group + row % group) * HEAD_DIM +
                                piece * PIECE_ELEMS;
-        k_copy16(queries + row * G::ROW_BYTES + (piece ^ row % 8) * PIECE_BYTES, from, is_there);
+        k_copy16(queries + k_block_offset(G::ROWS, row, piece), from, is_there);
     }
 }
 
@@ -222,13 +228,13 @@ static __device__ __forceinline__ void copy_keys(const k_attention_args &args, c
         bool is_there = key >= item.begin && key < item.end;
         const uint16_t *from =
             k_page_row(args.pages, page, args.kv_layer, 0, item.head, key) + piece * PIECE_ELEMS;
-        uint32_t to = stage + row * G::ROW_BYTES + (piece ^ row % 8) * PIECE_BYTES;
+        uint32_t to = stage + k_block_offset(G::KEYS, row, piece);
         k_copy16(to, from, is_there);
         k_copy16(to + TILE_BYTES, from + value_offset, is_there);
     }
 }
 
-/* One warp's rows g and g + 8 of an item, over WARP_COLUMNS of head_dim. */
+/* A lane's rows g and g + 8 of its warp, over GROUP_COLUMNS of head_dim. */
 template <uint32_t HEAD_DIM>
 struct row_state {
     using G = geometry<HEAD_DIM>;
@@ -246,28 +252,28 @@ struct row_state {
         sum[0] = sum[1] = 0.0F;
     }
 
-    /* scores = q K^T over this warp's columns; queries and stage point to its first column. */
+    /* scores = q K^T over the warpgroup's columns; queries and stage point to its first ones. */
     __device__ __forceinline__ void score(float (&scores)[G::KEY_TILES][4], uint32_t queries,
                                           uint32_t stage) const
     {
-        uint32_t lane = threadIdx.x % K_WARP_LANES;
-        uint32_t q_at = queries + lane % 16 * G::ROW_BYTES + (lane / 16 ^ lane % 8) * PIECE_BYTES;
-        uint32_t row = lane / 16 * 8 + lane % 8;
-        uint32_t k_at = stage + row * G::ROW_BYTES + (lane / 8 % 2 ^ lane % 8) * PIECE_BYTES;
-#pragma unroll
+        #pragma unroll
         for (uint32_t n = 0; n < G::KEY_TILES; n++) {
             scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0F;
         }
+        k_wgmma_begin(scores);
 #pragma unroll
         for (uint32_t k = 0; k < K_STEPS; k++) {
-            uint4 q = k_load_matrices(q_at ^ (k * 2 * PIECE_BYTES));
-#pragma unroll
-            for (uint32_t n = 0; n < G::KEY_TILES; n += 2) {
-                uint4 keys = k_load_matrices((k_at + n * 8 * G::ROW_BYTES) ^ (k * 2 * PIECE_BYTES));
-                k_mma(scores[n], q, keys.x, keys.y);
-                k_mma(scores[n + 1], q, keys.z, keys.w);
+            uint32_t block = k / BLOCK_STEPS;
+            uint32_t step = k % BLOCK_STEPS * STEP_BYTES;
+            uint64_t q = k_wgmma_matrix(queries + block * G::QUERY_BLOCK_BYTES + step, 16);
+            uint64_t keys = k_wgmma_matrix(stage + block * G::KEY_BLOCK_BYTES + step, 16);
+            if constexpr (G::KEYS == 64) {
+                k_wgmma_64(scores, q, keys);
+            } else {
+                k_wgmma_32(scores, q, keys);
             }
         }
+        k_wgmma_finish(scores);
     }
 
     /* From scores to weights in bf16, rows of the second product.  Keys [low[r], high[r]) relative
@@ -321,24 +327,19 @@ struct row_state {
         }
     }
 
-    /* out += weights V; values points to this warp's first column. */
+    /* out += weights V; values points to the warpgroup's first columns. */
     __device__ __forceinline__ void add_values(const uint32_t (&weights)[G::KEY_TILES][2],
                                                uint32_t values)
     {
-        uint32_t lane = threadIdx.x % K_WARP_LANES;
-        uint32_t at = values + lane % 16 * G::ROW_BYTES + (lane / 16 ^ lane % 8) * PIECE_BYTES;
+        k_wgmma_begin(out);
 #pragma unroll
         for (uint32_t m = 0; m < G::KEY_TILES / 2; m++) {
             uint4 p = make_uint4(weights[2 * m][0], weights[2 * m][1], weights[2 * m + 1][0],
                                  weights[2 * m + 1][1]);
-#pragma unroll
-            for (uint32_t k = 0; k < K_STEPS; k++) {
-                uint4 v = k_load_matrices_transposed((at + m * 16 * G::ROW_BYTES) ^
-                                                     (k * 2 * PIECE_BYTES));
-                k_mma(out[2 * k], p, v.x, v.y);
-                k_mma(out[2 * k + 1], p, v.z, v.w);
-            }
+            k_wgmma_256(out, p,
+                        k_wgmma_matrix(values + m * 16 * K_BLOCK_ROW_BYTES, G::KEY_BLOCK_BYTES));
         }
+        k_wgmma_finish(out);
     }
 
     __device__ __forceinline__ void store(const k_attention_args &args, const item &item,
@@ -367,7 +368,7 @@ struct row_state {
     }
 };
 
-/* Adds the scores of the two warps of a row; both get the sum. */
+/* Adds the scores of the two warpgroups of a row; both get the sum. */
 template <uint32_t KEY_TILES>
 static __device__ __forceinline__ void add_scores(float (&scores)[KEY_TILES][4], float4 *exchange,
                                                   uint32_t turn)
@@ -380,11 +381,11 @@ static __device__ __forceinline__ void add_scores(float (&scores)[KEY_TILES][4],
         at[(warp * KEY_TILES + n) * K_WARP_LANES] =
             make_float4(scores[n][0], scores[n][1], scores[n][2], scores[n][3]);
     }
-    asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
+    __syncthreads();
 #pragma unroll
     for (uint32_t n = 0; n < KEY_TILES; n++) {
-        float4 other = at[((warp ^ 1) * KEY_TILES + n) * K_WARP_LANES];
-        /* Addition commutes: both warps get the same bits. */
+        float4 other = at[((warp ^ GROUP_WARPS) * KEY_TILES + n) * K_WARP_LANES];
+        /* Addition commutes: both get the same bits. */
         scores[n][0] += other.x;
         scores[n][1] += other.y;
         scores[n][2] += other.z;
@@ -401,11 +402,15 @@ static __device__ __forceinline__ void attend(const k_attention_args &args, cons
     uint32_t lane = threadIdx.x % K_WARP_LANES;
     uint32_t warp = threadIdx.x / K_WARP_LANES;
     uint32_t group = args.heads / args.pages.kv_heads;
-    uint32_t first_row = warp / G::SIDES * WARP_ROWS;
-    uint32_t first_column = warp % G::SIDES * WARP_COLUMNS;
+    uint32_t warpgroup = warp / GROUP_WARPS;
+    uint32_t group_row = warpgroup / G::SIDES * GROUP_ROWS;
+    uint32_t first_row = group_row + warp % GROUP_WARPS * 16;
+    uint32_t side = warpgroup % G::SIDES;
+    uint32_t first_block = side * (GROUP_COLUMNS / 64);
     uint32_t ring = queries + QUERY_BYTES;
-    uint32_t warp_queries = queries + first_row * G::ROW_BYTES + first_column * 2;
-    bool has_rows = first_row < item.tokens * group;
+    uint32_t group_queries =
+        queries + first_block * G::QUERY_BLOCK_BYTES + group_row * K_BLOCK_ROW_BYTES;
+    bool has_rows = group_row < item.tokens * group; /* of the warpgroup */
     uint32_t first_key = item.begin / G::KEYS * G::KEYS;
     uint32_t end = item.slot == K_SLOT_NONE ? first_key : item.end;
 
@@ -434,6 +439,7 @@ static __device__ __forceinline__ void attend(const k_attention_args &args, cons
     for (uint32_t key = first_key; key < end; key += G::KEYS) {
         uint32_t stage = ring + turn * 2 * TILE_BYTES;
         k_copy_wait<0>();
+        k_wgmma_publish();
         __syncthreads();
         uint32_t next = key + G::KEYS;
         if (next < end) {
@@ -448,17 +454,17 @@ static __device__ __forceinline__ void attend(const k_attention_args &args, cons
             uint32_t weights[G::KEY_TILES][2];
             int32_t low[2] = {row_low[0] - (int32_t)key, row_low[1] - (int32_t)key};
             int32_t high[2] = {row_high[0] - (int32_t)key, row_high[1] - (int32_t)key};
-            state.score(scores, warp_queries, stage + first_column * 2);
+            state.score(scores, group_queries, stage + first_block * G::KEY_BLOCK_BYTES);
             if constexpr (G::SIDES > 1) {
                 add_scores<G::KEY_TILES>(scores, exchange, turn);
             }
             state.weigh(scores, weights, low, high);
-            state.add_values(weights, stage + TILE_BYTES + first_column * 2);
+            state.add_values(weights, stage + TILE_BYTES + first_block * G::KEY_BLOCK_BYTES);
         }
         turn ^= 1;
     }
     if (has_rows) {
-        state.store(args, item, group, first_row, first_column);
+        state.store(args, item, group, first_row, side * GROUP_COLUMNS);
     }
 }
 
