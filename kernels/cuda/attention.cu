@@ -3,7 +3,7 @@
  * Few tokens are read-bound, each with its own K and V: attention_split_kv.cu.  Many are prompt
  * segments whose tokens share theirs: attention_tiles.cu.  At one count of tokens, a token's bits
  * depend on its own keys alone.  A padding token's output is zero. */
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
 constexpr uint32_t MIN_PAGE_TOKENS = 16;

@@ -16,7 +16,7 @@
  * combine: one block per row and query head adds the chunks in order. */
 #include <math.h>
 
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/device/bf16.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"

@@ -15,7 +15,7 @@
  * Keys that no row of a tile may see are zeroed, not read. */
 #include <math.h>
 
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/device/bf16.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"

@@ -1,6 +1,6 @@
 /* The two ways of attention on cuda; kernels/cuda/attention.cu chooses by the count of tokens. */
-#ifndef KERNELS_CUDA_ATTENTION_H
-#define KERNELS_CUDA_ATTENTION_H
+#ifndef KERNELS_CUDA_ATTENTION_CUH
+#define KERNELS_CUDA_ATTENTION_CUH
 
 #include <cuda_runtime.h>
 
