@@ -256,7 +256,7 @@ struct row_state {
     __device__ __forceinline__ void score(float (&scores)[G::KEY_TILES][4], uint32_t queries,
                                           uint32_t stage) const
     {
-        #pragma unroll
+#pragma unroll
         for (uint32_t n = 0; n < G::KEY_TILES; n++) {
             scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0F;
         }

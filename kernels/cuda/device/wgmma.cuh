@@ -51,7 +51,8 @@ template <uint32_t N>
 static __device__ __forceinline__ void k_wgmma_finish(float (&sum)[N][4])
 {
     asm volatile("wgmma.commit_group.sync.aligned;\n"
-                 "wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                 "wgmma.wait_group.sync.aligned 0;" ::
+                     : "memory");
     k_wgmma_hold(sum);
 }
 
