@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/stream.h"
+#include "kernels/cuda/stream.cuh"
 
 /* Up to this many tokens, every token is a row of its own with its keys split over the device. */
 #define K_SPLIT_KV_MAX_ROWS 128

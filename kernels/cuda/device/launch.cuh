@@ -8,7 +8,7 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#include "kernels/cuda/stream.h"
+#include "kernels/cuda/stream.cuh"
 
 /* The next launch may start to be scheduled. */
 static __device__ __forceinline__ void k_begin(void)

@@ -1,7 +1,7 @@
 /* Inside of the cuda backend: what an operator finds in its stream, and how it launches.
  * Included by the .cu files of kernels/cuda only. */
-#ifndef KERNELS_CUDA_STREAM_H
-#define KERNELS_CUDA_STREAM_H
+#ifndef KERNELS_CUDA_STREAM_CUH
+#define KERNELS_CUDA_STREAM_CUH
 
 #include <cuda_runtime.h>
 
