@@ -249,7 +249,9 @@ static void check_delays(const struct rig *rig)
                  " us, at most %" PRIu64 " us\n",
                  count, rig->worker ? "worker" : "engine", delays_us[count / 2],
                  delays_us[count * 99 / 100], delays_us[count - 1]);
-    test_true(!test_times_count() || delays_us[count * 99 / 100] <= LIMIT_US);
+    /* The worker's side adds its own threads' turns, five of them on a machine of two cores. */
+    uint64_t limit_us = rig->worker ? 5 * LIMIT_US : LIMIT_US;
+    test_true(!test_times_count() || delays_us[count * 99 / 100] <= limit_us);
 }
 
 static void leave_in_every_way(struct rig *rig)
