@@ -32,8 +32,6 @@ enum {
     POLL_COUNT
 };
 
-#define STATS_WAIT_NS (2 * CLOCK_NS_PER_SEC)
-
 struct control {
     struct control_options options;
     pthread_t thread;
@@ -164,8 +162,7 @@ static enum err_code answer_stats(struct control *control, struct err *err)
         return err_set(err, ERR_BUSY, "weights are still loading");
     }
     struct session_stats stats;
-    enum err_code code =
-        executor_stats(ready.executor, clock_now_ns() + STATS_WAIT_NS, &stats, err);
+    enum err_code code = executor_stats(ready.executor, &stats, err);
     if (code != ERR_OK) {
         return code;
     }

@@ -271,8 +271,11 @@ static void answer_request(struct executor *executor, uint64_t now_ns)
         request->code = ERR_OK;
         is_answered = true;
     } else if (request->kind == REQUEST_ATTACH && !request->is_done) {
-        request->is_seen = true;
         struct live *live = find_free(executor);
+        if (!request->is_seen) {
+            request->is_seen = true;
+            (void)pthread_cond_signal(&executor->answered); /* another deadline holds now */
+        }
         if (live != NULL) {
             begin_session(executor, live, now_ns);
             is_answered = true;
@@ -285,18 +288,21 @@ static void answer_request(struct executor *executor, uint64_t now_ns)
     (void)pthread_mutex_unlock(&executor->mutex);
 }
 
-/* Posts the request that the caller has filled in, and waits.  The mutex is held. */
-static enum err_code wait_for_answer(struct executor *executor, uint64_t deadline_ns,
+/* Posts the request that the caller has filled in, and waits: until busy_until_ns for one that the
+ * executor has put off, EXECUTOR_ANSWER_WAIT_NS for one that it has not seen.  The mutex is held. */
+static enum err_code wait_for_answer(struct executor *executor, uint64_t busy_until_ns,
                                      struct err *err)
 {
     struct request *request = &executor->request;
+    const struct timespec busy_until = timespec_of(busy_until_ns);
+    const struct timespec unseen_until = timespec_of(clock_now_ns() + EXECUTOR_ANSWER_WAIT_NS);
     (void)pthread_mutex_unlock(&executor->mutex);
     executor_wake(executor);
     (void)pthread_mutex_lock(&executor->mutex);
-    const struct timespec deadline = timespec_of(deadline_ns);
     int result = 0;
     while (!request->is_done && result == 0) {
-        result = pthread_cond_timedwait(&executor->answered, &executor->mutex, &deadline);
+        result = pthread_cond_timedwait(&executor->answered, &executor->mutex,
+                                        request->is_seen ? &busy_until : &unseen_until);
     }
     enum err_code code = request->code;
     if (!request->is_done) {
@@ -319,12 +325,12 @@ enum err_code executor_attach(struct executor *executor, const struct executor_a
     return code;
 }
 
-enum err_code executor_stats(struct executor *executor, uint64_t deadline_ns,
-                             struct session_stats *out_stats, struct err *err)
+enum err_code executor_stats(struct executor *executor, struct session_stats *out_stats,
+                             struct err *err)
 {
     (void)pthread_mutex_lock(&executor->mutex);
     executor->request = (struct request){.kind = REQUEST_STATS};
-    enum err_code code = wait_for_answer(executor, deadline_ns, err);
+    enum err_code code = wait_for_answer(executor, UINT64_MAX, err);
     if (code == ERR_OK) {
         *out_stats = executor->request.stats;
     }

@@ -17,6 +17,8 @@
 struct executor;
 struct record_writer;
 
+#define EXECUTOR_ANSWER_WAIT_NS 2000000000ULL
+
 struct executor_options {
     struct runner *runner; /* borrowed until destroy, as all below */
     struct session_core *core;
@@ -53,13 +55,13 @@ void executor_stop(struct executor *executor);
 void executor_wake(void *context);
 
 /* Begin a session with all pages.  Waits for an older session to end.  Errors: ERR_BUSY (it has not
- * by the deadline), ERR_TIMEOUT (the executor does not answer). */
+ * by the deadline), ERR_TIMEOUT (the executor has not even looked, EXECUTOR_ANSWER_WAIT_NS later). */
 ERR_NODISCARD enum err_code executor_attach(struct executor *executor,
                                             const struct executor_attach *attach,
                                             uint64_t deadline_ns, struct err *err);
 
-/* Errors: ERR_TIMEOUT. */
-ERR_NODISCARD enum err_code executor_stats(struct executor *executor, uint64_t deadline_ns,
+/* Errors: ERR_TIMEOUT, likewise. */
+ERR_NODISCARD enum err_code executor_stats(struct executor *executor,
                                            struct session_stats *out_stats, struct err *err);
 
 /* Ends of a session that is over, to be closed by the caller; false when there are none. */

@@ -16,7 +16,7 @@
 #include "tests/testlib/test.h"
 
 enum {
-    ASK_DEADLINE_MS = 10000,
+    ASK_DEADLINE_MS = 60000, /* ten tests at once on two cores: seconds pass */
     SEND_SLICE_MS = 100,
     READY_DEADLINE_MS = 60000,
     ARENA_BYTES = 1 << 20,
@@ -223,7 +223,8 @@ void worker_client_attach(struct worker_client *client)
     uint64_t nonce = clock_now_ns();
     struct hello_fault fault;
     while (!worker_client_try_attach(client, ++nonce, &fault)) {
-        if (fault.code != ERR_BUSY || clock_now_ns() > deadline_ns) {
+        bool may_work = fault.code == ERR_BUSY || fault.code == ERR_TIMEOUT;
+        if (!may_work || clock_now_ns() > deadline_ns) {
             test_fail(__FILE__, __LINE__, "attach: code %u, %s", fault.code, fault.text.at);
         }
         pause_briefly();
