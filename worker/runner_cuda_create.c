@@ -100,7 +100,7 @@ static enum err_code create_stream(struct runner_cuda *runner, const struct mode
     options.scratch = device_cuda_alloc(runner->device, scratch_bytes, 1);
     if (gemm_options.workspace == NULL || options.scratch == NULL) {
         return err_set(err, ERR_MEMORY, "workspaces: %llu bytes of device memory",
-                       (unsigned long long)(gemm_bytes + scratch_bytes));
+                       (unsigned long long)gemm_bytes + (unsigned long long)scratch_bytes);
     }
     enum err_code code = gemm_create(&gemm_options, &runner->gemm, err);
     options.owner = runner->gemm;
