@@ -23,7 +23,7 @@ def main():
         cases = json.load(file)
     differing = 0
     for case in cases:
-        want = re.sub(r"<\|[^>]*>|<[^>]*\|>", "", case["output"])
+        want = re.sub(r"<\|[^>]*>|<[^>]*\|>|<eos>", "", case["output"])
         got = answer(url, case)
         if got != want:
             differing += 1
