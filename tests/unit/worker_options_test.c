@@ -39,7 +39,7 @@ static void test_defaults(void)
     test_eq_u64(options.session_timeout_ms, 10000);
     test_eq_u64(options.attach_timeout_ms, 5000);
     test_eq_u64(options.page_tokens, 64);
-    test_eq_u64(options.backend, OPTIONS_BACKEND_CPU);
+    test_eq_u64(options.backend, OPTIONS_BACKEND_AUTO);
     test_true(options.record == NULL && options.replay == NULL && options.inject == NULL);
     opt_store_fini(&store);
 }
