@@ -443,7 +443,7 @@ enum err_code weights_open_host(const char *model_dir, const struct model_config
 
 struct layout {
     const struct model_config *config;
-    unsigned char *base;
+    const unsigned char *base;
     void (*visit)(void *owner, const struct weights_tensor *tensor);
     void *owner;
     uint64_t block_bytes;
@@ -463,19 +463,20 @@ static void lay_out_row(struct layout *layout, const struct row *row,
     }
     layout->block_bytes += num_align_up(tensor.elems * sizeof(uint16_t), WEIGHTS_ALIGN_BYTES);
     if (layout->base != NULL) {
-        *slot = (const uint16_t *)(void *)(layout->base + tensor.offset_bytes);
+        *slot = (const uint16_t *)(const void *)(layout->base + tensor.offset_bytes);
         layout->visit(layout->owner, &tensor);
     }
 }
 
-void weights_lay_out(const struct model_config *config, unsigned char *base,
+void weights_lay_out(const struct model_config *config, const unsigned char *base,
                      void (*visit)(void *owner, const struct weights_tensor *tensor), void *owner,
                      struct weights *out_weights)
 {
     struct layout layout = {.config = config, .base = base, .visit = visit, .owner = owner};
     weights_init(out_weights, config);
     for (uint32_t i = 0; i < GLOBAL_ROWS; i++) {
-        lay_out_row(&layout, &global_rows[i], NULL,
+        /* A global row's shape asks nothing of the layer. */
+        lay_out_row(&layout, &global_rows[i], &config->layers[0],
                     slot_at(out_weights, global_rows[i].slot_offset));
     }
     for (uint32_t i = 0; i < config->layer_count; i++) {

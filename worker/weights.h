@@ -85,7 +85,7 @@ struct weights_tensor {
 
 /* Lays out every tensor that config needs in a block at base, without reading any: *out_weights
  * (weights_fini frees it) points into it and visit sees each.  base null: only measures. */
-void weights_lay_out(const struct model_config *config, unsigned char *base,
+void weights_lay_out(const struct model_config *config, const unsigned char *base,
                      void (*visit)(void *owner, const struct weights_tensor *tensor), void *owner,
                      struct weights *out_weights);
 
