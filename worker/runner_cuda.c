@@ -177,14 +177,15 @@ static void collect(struct runner *super, struct runner_result *out_result)
     struct runner_cuda *runner = runner_of(super);
     uint64_t index = runner->collected_count % runner->flight_cap;
     const struct flight *flight = flight_at(runner, runner->collected_count);
+    struct err lost = {0};
     *out_result = (struct runner_result){
-        .status = device_cuda_status(runner->device, &out_result->error),
+        .status = device_cuda_status(runner->device, &lost),
         .device_ns = device_cuda_between_ns(runner->device, runner_cuda_begin_mark(index),
                                             runner_cuda_end_mark(index)),
         .picks = runner->host_picks,
     };
     if (out_result->status != ERR_OK) {
-        (void)device_cuda_status(runner->device, &out_result->error);
+        out_result->error = lost;
     } else if (flight->has_failed) {
         out_result->status =
             err_set(&out_result->error, ERR_STEP, "injected failure of this step or one before it");
@@ -206,9 +207,7 @@ static void collect(struct runner *super, struct runner_result *out_result)
 static void destroy(struct runner *super)
 {
     struct runner_cuda *runner = runner_of(super);
-    if (runner->gemm != NULL) {
-        gemm_destroy(runner->gemm);
-    }
+    gemm_destroy(runner->gemm);
     k_cuda_stream_destroy(runner->stream);
     device_cuda_close(runner->device);
     mem_free(runner->generations);
