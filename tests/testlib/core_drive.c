@@ -1,5 +1,6 @@
 #include "tests/testlib/core_drive.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/clock.h"
@@ -7,20 +8,15 @@
 #include "common/num.h"
 #include "proto/account.h"
 #include "tests/testlib/test.h"
-#include "worker/runner_cpu.h"
 
-#define PATIENCE_NS (60 * CLOCK_NS_PER_SEC)
+#define PATIENCE_NS   (60 * CLOCK_NS_PER_SEC)
+#define PINNED_TOKENS 256
 
 void drive_model_load(struct drive_model *model, const char *model_dir)
 {
     struct err err = {0};
+    (void)snprintf(model->dir, sizeof(model->dir), "%s", model_dir);
     test_ok(model_config_load(model_dir, &model->config, &err), &err);
-    test_ok(weights_open_host(model_dir, &model->config, NULL, &model->weights, &err), &err);
-}
-
-void drive_model_fini(struct drive_model *model)
-{
-    weights_fini(&model->weights);
 }
 
 static void complete_limits(struct runner_limits *limits, const struct drive_model *model)
@@ -45,17 +41,19 @@ static void complete_limits(struct runner_limits *limits, const struct drive_mod
 struct drive *drive_create(const struct drive_model *model, const struct drive_options *options)
 {
     struct drive *drive = mem_zalloc(1, sizeof(*drive));
-    struct err err;
+    const struct backend *backend =
+        options->backend != NULL ? options->backend : backend_under_test();
     drive->options = *options;
     complete_limits(&drive->options.limits, model);
-    const struct runner_cpu_options runner_options = {
+    const struct backend_runner_options runner_options = {
+        .model_dir = model->dir,
+        .config = &model->config,
         .limits = drive->options.limits,
-        .threads = 2,
         .inject = options->inject,
+        .is_pinned = options->is_pinned,
     };
-    test_ok(
-        runner_cpu_create(&model->config, &model->weights, &runner_options, &drive->runner, &err),
-        &err);
+    backend->open_runner(backend, &runner_options, &drive->held);
+    drive->runner = drive->held.runner;
     const struct session_limits session_limits = {
         .slots = options->limits.slots,
         .ring_records = 4096,
@@ -76,7 +74,7 @@ void drive_destroy(struct drive *drive)
     }
     rig_close(&drive->session);
     rig_fini(&drive->rig);
-    drive->runner->table->destroy(drive->runner);
+    backend_close_runner(&drive->held);
     mem_free(drive);
 }
 
@@ -165,51 +163,88 @@ static void read_records(struct drive *drive)
     rig_read_all(&drive->session);
 }
 
+static bool is_at_prompt(const struct drive_seq *seq)
+{
+    return seq->launched < seq->admit.prompt.count;
+}
+
+/* Tokens of the next segment of a prompt. */
+static uint32_t segment_tokens(const struct drive *drive, const struct drive_seq *seq,
+                               uint32_t budget)
+{
+    uint32_t left = seq->admit.prompt.count - seq->launched;
+    uint32_t most = drive->options.is_pinned ? PINNED_TOKENS - seq->launched % PINNED_TOKENS
+                                             : drive->options.chunk_tokens;
+    return num_min(num_min(most, budget), left);
+}
+
 /* One row: the next token, or the next segment of the prompt within budget; false where none. */
 static bool plan_row(struct drive *drive, uint32_t index, uint32_t budget, struct wire_row *out_row)
 {
     const struct drive_seq *seq = &drive->seqs[index];
-    uint32_t prompt_count = seq->admit.prompt.count;
     *out_row = (struct wire_row){.seq_id = drive->first_id + index};
     if (seq->is_over || budget == 0 || seq->launched + 1 >= seq->admit.max_total) {
         return false;
     }
-    if (seq->launched < prompt_count) {
+    if (is_at_prompt(seq)) {
         if (seq->admit.constrained && seq->launched > seq->committed) {
             return false; /* it may yet turn out that a row of it is held */
         }
         out_row->start = seq->launched;
-        out_row->count =
-            num_min(num_min(drive->options.chunk_tokens, budget), prompt_count - seq->launched);
+        out_row->count = segment_tokens(drive, seq, budget);
     }
     return true;
+}
+
+/* Puts rows of one kind into the step, as many as fit. */
+static void plan_rows(struct drive *drive, struct drive_step *step, struct wire_row *rows,
+                      bool of_prompts, uint32_t most_rows)
+{
+    uint32_t budget = drive->options.limits.max_step_tokens;
+    for (uint32_t r = 0; r < step->row_count; r++) {
+        budget -= step->counts[r];
+    }
+    for (uint32_t i = 0; i < drive->seq_count && step->row_count < most_rows; i++) {
+        struct drive_seq *seq = &drive->seqs[i];
+        bool is_planned = false;
+        for (uint32_t r = 0; r < step->row_count; r++) {
+            is_planned = is_planned || step->seqs[r] == i;
+        }
+        if (is_at_prompt(seq) != of_prompts || is_planned ||
+            !plan_row(drive, i, budget, &rows[step->row_count])) {
+            continue;
+        }
+        uint32_t count = num_max(1, rows[step->row_count].count);
+        step->seqs[step->row_count] = i;
+        step->counts[step->row_count] = count;
+        seq->launched += count;
+        step->samples[step->row_count++] = !is_at_prompt(seq);
+        budget -= count;
+    }
+}
+
+/* Decode rows and prompt segments in turns. */
+static void plan_pinned(struct drive *drive, struct drive_step *step, struct wire_row *rows,
+                        uint32_t most_rows)
+{
+    for (uint32_t pass = 0; pass < 2 && step->row_count == 0; pass++) {
+        drive->was_prompt = !drive->was_prompt;
+        plan_rows(drive, step, rows, drive->was_prompt, drive->was_prompt ? 1 : most_rows);
+    }
 }
 
 static void plan_step(struct drive *drive)
 {
     struct wire_row rows[DRIVE_MAX_SEQS];
     struct drive_step *step = &drive->steps[drive->step_count];
-    uint32_t budget = drive->options.limits.max_step_tokens;
-    uint32_t planned = 0;
+    uint32_t most_rows = drive->options.step_rows != 0 ? drive->options.step_rows
+                                                       : drive->options.limits.max_step_rows;
     *step = (struct drive_step){.after = drive->after};
-    for (uint32_t pass = 0; pass < 2; pass++) {
-        for (uint32_t i = 0; i < drive->seq_count; i++) {
-            struct drive_seq *seq = &drive->seqs[i];
-            bool is_prompt = seq->launched < seq->admit.prompt.count;
-            bool was_planned = (planned >> i & 1U) != 0;
-            if (is_prompt != (pass == 1) || was_planned ||
-                step->row_count == drive->options.limits.max_step_rows ||
-                !plan_row(drive, i, budget, &rows[step->row_count])) {
-                continue;
-            }
-            planned |= 1U << i;
-            uint32_t count = num_max(1, rows[step->row_count].count);
-            step->seqs[step->row_count] = i;
-            step->counts[step->row_count] = count;
-            seq->launched += count;
-            step->samples[step->row_count++] = seq->launched >= seq->admit.prompt.count;
-            budget -= count;
-        }
+    if (drive->options.is_pinned) {
+        plan_pinned(drive, step, rows, most_rows);
+    } else {
+        plan_rows(drive, step, rows, false, most_rows);
+        plan_rows(drive, step, rows, true, most_rows);
     }
     if (step->row_count > 0) {
         step->msg_seq = rig_step(&drive->session, step->after, rows, step->row_count);

@@ -1,4 +1,4 @@
-/* A plain frontend that runs a set of requests to their end over a core and the cpu runner: decode
+/* A plain frontend that runs a set of requests to their end over a core and a backend's runner: decode
  * rows first, then prompt segments, a number of STEPs ahead; plans again what was refused.  A failed
  * check, or no progress for a minute, ends the test. */
 #ifndef TESTS_TESTLIB_CORE_DRIVE_H
@@ -7,25 +7,29 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "tests/testlib/backend.h"
 #include "tests/testlib/core_rig.h"
 #include "worker/inject.h"
 #include "worker/model_config.h"
-#include "worker/weights.h"
 
 #define DRIVE_MAX_SEQS   32
 #define DRIVE_MAX_AHEAD  8
 #define DRIVE_MAX_TOKENS 4096
 
 struct drive_model {
+    char dir[1024];
     struct model_config config;
-    struct weights weights;
 };
 
 struct drive_options {
+    const struct backend *backend; /* null: the backend under test */
     struct runner_limits limits; /* vocabulary and window are the model's; pages 0: for all slots */
     struct inject *inject;       /* borrowed, may be null */
     uint32_t chunk_tokens;       /* of one prompt in one step */
     uint32_t ahead;              /* STEPs outstanding */
+    uint32_t step_rows;          /* of a STEP at most; 0: what the limits allow */
+    bool is_pinned;              /* prompt segments alone in a STEP, cut at multiples of 256 tokens:
+                                    a row's shapes depend on the request alone */
     bool checks_local_pages;     /* never more resident than a window, a page and what is ahead */
 };
 
@@ -51,7 +55,8 @@ struct drive_step {
 
 struct drive {
     struct drive_options options;
-    struct runner *runner; /* owned */
+    struct backend_runner held; /* owned */
+    struct runner *runner;      /* held's */
     struct core_rig rig;
     struct rig_session session;
     uint64_t next_id;
@@ -64,10 +69,10 @@ struct drive {
     uint32_t seen;
     uint32_t refused_count;
     uint32_t held_count;
+    bool was_prompt; /* the last pinned STEP was a prompt segment */
 };
 
 void drive_model_load(struct drive_model *model, const char *model_dir);
-void drive_model_fini(struct drive_model *model);
 
 /* model is borrowed until drive_destroy. */
 struct drive *drive_create(const struct drive_model *model, const struct drive_options *options);

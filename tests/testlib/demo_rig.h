@@ -1,4 +1,4 @@
-/* The demo model behind a cpu runner, with the prompts of its reference. */
+/* The demo model behind a runner of the backend under test, with the prompts of its reference. */
 #ifndef TESTS_TESTLIB_DEMO_RIG_H
 #define TESTS_TESTLIB_DEMO_RIG_H
 

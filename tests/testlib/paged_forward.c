@@ -10,32 +10,28 @@
 
 #define NAN_BYTE 0xff
 
-static void *alloc_on_device(void *context, size_t count, size_t elem_bytes)
+/* What lies in device memory is written as a whole and from here only. */
+static void write_device(struct paged *paged, void *to, const void *from, size_t byte_count)
 {
-    return device_cpu_alloc(context, count, elem_bytes);
+    struct err err = {0};
+    const struct stage_allocator *allocator = &paged->device.allocator;
+    if (byte_count > 0) {
+        test_ok(allocator->write(allocator->context, to, from, byte_count, &err), &err);
+    }
 }
 
-static struct k_cpu_options cpu_options(const struct paged_options *options,
-                                        const struct model_config *config)
+static void *alloc_device(struct paged *paged, size_t count, size_t elem_bytes)
 {
-    struct k_cpu_shape shape = {
-        .max_in_elems = config->hidden_elems,
-        .max_context_tokens = options->max_context_tokens,
-        .max_group_heads = config->heads,
-        .max_head_dim = MODEL_MAX_HEAD_DIM,
-        .vocab_tokens = config->info.vocab_tokens,
-    };
-    for (uint32_t i = 0; i < config->layer_count; i++) {
-        const struct model_layer *layer = &config->layers[i];
-        shape.max_in_elems = num_max(shape.max_in_elems, layer->intermediate_elems);
-        shape.max_in_elems = num_max(shape.max_in_elems, config->heads * layer->head_dim);
-    }
-    return (struct k_cpu_options){
-        .threads = options->threads,
-        .shape = shape,
-        .softcap = config->softcap,
-        .is_plain = options->is_plain,
-    };
+    const struct stage_allocator *allocator = &paged->device.allocator;
+    void *at = allocator->alloc(allocator->context, count, elem_bytes);
+    test_true(at != NULL);
+    return at;
+}
+
+static void *alloc_on_host(void *context, size_t count, size_t elem_bytes)
+{
+    (void)context;
+    return mem_zalloc(count, elem_bytes);
 }
 
 static uint64_t page_elems(const struct k_pages *pages)
@@ -43,9 +39,11 @@ static uint64_t page_elems(const struct k_pages *pages)
     return k_page_offset(pages, 1, 0, 0, 0);
 }
 
-static void poison(const struct k_pages *pages, uint32_t page)
+static void poison(struct paged *paged, uint32_t family, uint32_t page, uint32_t count)
 {
-    memset(pages->base + page * page_elems(pages), NAN_BYTE, page_elems(pages) * sizeof(uint16_t));
+    const struct k_pages *pages = &paged->forward.pages[family];
+    backend_fill(&paged->device, pages->base + page * page_elems(pages), NAN_BYTE,
+                 count * page_elems(pages) * sizeof(uint16_t));
 }
 
 /* Entry e of a slot's table always means the same physical page, drawn without repetition. */
@@ -53,36 +51,41 @@ static void fill_tables(struct paged *paged)
 {
     uint64_t random = paged->options.seed;
     for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
-        uint32_t *table = paged->tables.page_tables[family];
         uint32_t entries = paged->options.slots * paged->tables.table_pages[family];
+        uint32_t *table = mem_zalloc(entries, sizeof(*table));
         for (uint32_t i = 0; i < entries; i++) {
             uint32_t other = (uint32_t)(test_random(&random) % (i + 1));
             table[i] = table[other];
             table[other] = i;
         }
-        for (uint32_t page = 0; page <= entries; page++) { /* the padding page too */
-            poison(&paged->forward.pages[family], page);
-        }
+        write_device(paged, paged->tables.page_tables[family], table, entries * sizeof(*table));
+        paged->host_tables[family] = table;
+        poison(paged, family, 0, entries + 1); /* the padding page too */
     }
 }
 
-struct paged *paged_create(const struct paged_options *options)
+/* Nobody's generation, in every slot: no row is masked. */
+static void fill_slots(struct paged *paged)
 {
-    struct err err = {0};
-    struct paged *paged = mem_zalloc(1, sizeof(*paged));
-    paged->options = *options;
-    test_ok(model_config_load(options->model_dir, &paged->config, &err), &err);
-    test_ok(weights_open_host(options->model_dir, &paged->config, NULL, &paged->weights, &err),
-            &err);
-    struct k_cpu_options device_options = cpu_options(options, &paged->config);
-    test_ok(device_cpu_create(&device_options, &paged->device, &err), &err);
+    uint32_t slots = paged->options.slots;
+    uint32_t *nobody = mem_zalloc(slots, sizeof(*nobody));
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        nobody[slot] = UINT32_MAX;
+    }
+    write_device(paged, paged->tables.stop_request, nobody, slots * sizeof(*nobody));
+    mem_free(nobody);
+}
+
+static struct runner_limits limits_of(const struct paged_options *options,
+                                      const struct model_config *config)
+{
     struct runner_limits limits = {
         .slots = options->slots,
         .max_step_rows = options->slots,
         .max_step_tokens = options->max_step_tokens + options->pad_tokens_multiple,
         .max_context_tokens = options->max_context_tokens,
-        .vocab_tokens = paged->config.info.vocab_tokens,
-        .window_tokens = paged->config.families[RUNNER_FAMILY_LOCAL].window_tokens,
+        .vocab_tokens = config->info.vocab_tokens,
+        .window_tokens = config->families[RUNNER_FAMILY_LOCAL].window_tokens,
         .page_tokens = options->page_tokens,
         .pipeline_depth = 1,
     };
@@ -90,30 +93,85 @@ struct paged *paged_create(const struct paged_options *options)
         limits.pages[family] =
             options->slots * stage_table_pages(&limits, (enum runner_family)family);
     }
-    struct stage_allocator allocator = {
-        .context = paged->device, .alloc = alloc_on_device, .write = device_cpu_write};
-    test_ok(stage_tables_create(&limits, &allocator, &paged->tables, &err), &err);
-    test_ok(stage_upload_create(&limits, &allocator, &paged->upload, &err), &err);
-    paged->picks = alloc_on_device(paged->device, options->slots, sizeof(*paged->picks));
-    struct forward_options forward_options = {
+    return limits;
+}
+
+static void fill_token_index(struct paged *paged, uint32_t count)
+{
+    uint32_t *index = mem_zalloc(count, sizeof(*index));
+    for (uint32_t i = 0; i < count; i++) {
+        index[i] = i;
+    }
+    write_device(paged, paged->token_index, index, count * sizeof(*index));
+    mem_free(index);
+}
+
+struct paged *paged_create(const struct paged_options *options)
+{
+    struct err err = {0};
+    struct paged *paged = mem_zalloc(1, sizeof(*paged));
+    struct backend_device *device = &paged->device;
+    const struct stage_allocator host = {.alloc = alloc_on_host};
+    paged->options = *options;
+    test_ok(model_config_load(options->model_dir, &paged->config, &err), &err);
+    struct runner_limits limits = limits_of(options, &paged->config);
+    const struct backend_device_options device_options = {
+        .model_dir = options->model_dir,
         .config = &paged->config,
-        .weights = &paged->weights,
-        .ops = k_cpu_ops(),
-        .stream = device_cpu_stream(paged->device),
-        .allocator = allocator,
+        .limits = limits,
+        .threads = options->threads,
+        .is_plain = options->is_plain,
+    };
+    options->backend->open_device(options->backend, &device_options, device);
+    test_ok(stage_tables_create(&limits, &device->allocator, &paged->tables, &err), &err);
+    test_ok(stage_upload_create(&limits, &device->allocator, &paged->upload, &err), &err);
+    test_ok(stage_upload_create(&limits, &host, &paged->host, &err), &err);
+    paged->lengths = mem_zalloc(options->slots, sizeof(*paged->lengths));
+    paged->picks = alloc_device(paged, options->slots, sizeof(*paged->picks));
+    paged->token_index = alloc_device(paged, limits.max_step_tokens, sizeof(uint32_t));
+    paged->logits =
+        alloc_device(paged, (size_t)limits.max_step_tokens * limits.vocab_tokens, sizeof(uint16_t));
+    const struct forward_options forward_options = {
+        .config = &paged->config,
+        .weights = &device->weights,
+        .ops = device->ops,
+        .stream = device->stream,
+        .allocator = device->allocator,
         .tables = &paged->tables,
         .limits = limits,
     };
     test_ok(forward_create(&forward_options, &paged->forward, &err), &err);
+    fill_token_index(paged, limits.max_step_tokens);
     fill_tables(paged);
+    fill_slots(paged);
+    if (options->poisons_padding) { /* padding tokens have id 0 */
+        backend_fill(device, (uint16_t *)(uintptr_t)device->weights.embed_tokens, NAN_BYTE,
+                     paged->config.hidden_elems * sizeof(uint16_t));
+    }
     return paged;
 }
 
 void paged_destroy(struct paged *paged)
 {
-    device_cpu_destroy(paged->device);
-    weights_fini(&paged->weights);
+    const struct stage_upload *host = &paged->host;
+    void *owned[] = {host->rows,  host->patches,  host->prompt_ids,
+                     host->masks, host->next_ids, paged->lengths};
+    for (uint32_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++) {
+        mem_free(owned[i]);
+    }
+    for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
+        mem_free(paged->host_tables[family]);
+    }
+    paged->device.backend->close_device(&paged->device);
     mem_free(paged);
+}
+
+static uint32_t page_of(const struct paged *paged, uint32_t family, uint32_t slot,
+                        uint32_t position)
+{
+    struct k_pages pages = paged->forward.pages[family];
+    pages.table = paged->host_tables[family];
+    return k_page_of(&pages, slot, position);
 }
 
 /* Pages that the segment enters are stale until it writes them. */
@@ -121,48 +179,69 @@ static void poison_new_pages(struct paged *paged, const struct paged_segment *se
 {
     uint32_t page_tokens = paged->options.page_tokens;
     for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
-        const struct k_pages *pages = &paged->forward.pages[family];
         uint32_t first = num_ceil_div(segment->start, page_tokens);
         uint32_t end = num_ceil_div(segment->start + segment->count, page_tokens);
         for (uint32_t page = first; page < end; page++) {
-            poison(pages, k_page_of(pages, segment->slot, page * page_tokens));
+            poison(paged, family, page_of(paged, family, segment->slot, page * page_tokens), 1);
         }
     }
+}
+
+static void stage(struct paged *paged, const struct paged_segment *segments, uint32_t count)
+{
+    struct stage_upload *host = &paged->host;
+    host->row_count = count;
+    host->id_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        poison_new_pages(paged, &segments[i]);
+        host->rows[i] = (struct k_row){
+            .slot = segments[i].slot,
+            .start = segments[i].start,
+            .count = segments[i].count,
+            .first_id = host->id_count,
+            .mask_row = K_NONE,
+        };
+        memcpy(host->prompt_ids + host->id_count, segments[i].ids,
+               segments[i].count * sizeof(uint32_t));
+        host->id_count += segments[i].count;
+        paged->lengths[segments[i].slot] = segments[i].start + segments[i].count;
+    }
+    write_device(paged, paged->upload.rows, host->rows, count * sizeof(*host->rows));
+    write_device(paged, paged->upload.prompt_ids, host->prompt_ids,
+                 host->id_count * sizeof(uint32_t));
+    paged->upload.row_count = count;
+    paged->upload.id_count = host->id_count;
+}
+
+static enum err_code enqueue(void *context, struct err *err)
+{
+    struct paged *paged = context;
+    uint32_t multiple = num_max(1, paged->options.pad_tokens_multiple);
+    const struct k_tokens tokens = {
+        .count = num_ceil_div(paged->upload.id_count, multiple) * multiple,
+        .ids = paged->tables.ids,
+        .positions = paged->tables.positions,
+        .slots = paged->tables.token_slots,
+    };
+    struct k_expand_args expand = stage_expand_args(&paged->tables, &paged->upload, paged->picks);
+    expand.pad_tokens_multiple = multiple;
+    enum err_code code = paged->device.ops->expand(paged->device.stream, &expand, err);
+    code = code == ERR_OK ? forward_run(&paged->forward, &tokens, err) : code;
+    return code == ERR_OK ? forward_head(&paged->forward, paged->token_index,
+                                         paged->upload.id_count, paged->logits, err)
+                          : code;
 }
 
 void paged_step(struct paged *paged, const struct paged_segment *segments, uint32_t count,
                 uint16_t *logits)
 {
-    struct err err = {0};
-    struct stage_upload *upload = &paged->upload;
-    upload->row_count = count;
-    upload->id_count = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        poison_new_pages(paged, &segments[i]);
-        upload->rows[i] = (struct k_row){
-            .slot = segments[i].slot,
-            .start = segments[i].start,
-            .count = segments[i].count,
-            .first_id = upload->id_count,
-            .mask_row = K_NONE,
-        };
-        memcpy(upload->prompt_ids + upload->id_count, segments[i].ids,
-               segments[i].count * sizeof(uint32_t));
-        upload->id_count += segments[i].count;
-        paged->tables.stop_request[segments[i].slot] = UINT32_MAX; /* nobody's generation */
-    }
-    struct k_expand_args expand = stage_expand_args(&paged->tables, upload, paged->picks);
-    expand.pad_tokens_multiple = paged->options.pad_tokens_multiple;
-    struct k_stream *stream = device_cpu_stream(paged->device);
-    test_ok(k_cpu_ops()->expand(stream, &expand, &err), &err);
-    struct k_tokens tokens = stage_tokens(&paged->tables);
-    test_ok(forward_run(&paged->forward, &tokens, &err), &err);
-    uint32_t *index = mem_zalloc(upload->id_count, sizeof(*index));
-    for (uint32_t i = 0; i < upload->id_count; i++) {
-        index[i] = i;
-    }
-    test_ok(forward_head(&paged->forward, index, upload->id_count, logits, &err), &err);
-    mem_free(index);
+    const struct backend *backend = paged->device.backend;
+    stage(paged, segments, count);
+    uint64_t shape = (uint64_t)count << 32 | paged->upload.id_count;
+    backend->run(&paged->device, shape, enqueue, paged);
+    backend->read(&paged->device, logits, paged->logits,
+                  (size_t)paged->upload.id_count * paged->config.info.vocab_tokens *
+                      sizeof(*logits));
 }
 
 void paged_sequence(struct paged *paged, const uint32_t *ids, uint32_t count, uint32_t chunk,
@@ -175,6 +254,46 @@ void paged_sequence(struct paged *paged, const uint32_t *ids, uint32_t count, ui
             .ids = ids + start,
         };
         paged_step(paged, &segment, 1, logits + (uint64_t)start * paged->config.info.vocab_tokens);
+    }
+}
+
+/* written [pages]: how many tokens of each physical page were. */
+static void count_written(const struct paged *paged, uint32_t family, uint32_t *written)
+{
+    uint32_t page_tokens = paged->options.page_tokens;
+    for (uint32_t slot = 0; slot < paged->options.slots; slot++) {
+        test_true(paged->lengths[slot] <= paged->tables.table_pages[family] * page_tokens);
+        for (uint32_t start = 0; start < paged->lengths[slot]; start += page_tokens) {
+            written[page_of(paged, family, slot, start)] =
+                num_min(page_tokens, paged->lengths[slot] - start);
+        }
+    }
+}
+
+void paged_check_unwritten(struct paged *paged)
+{
+    for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
+        const struct k_pages *pages = &paged->forward.pages[family];
+        uint64_t head_elems = (uint64_t)pages->page_tokens * pages->head_dim;
+        uint32_t *written = mem_zalloc(pages->pages, sizeof(*written));
+        uint16_t *page = mem_zalloc(page_elems(pages), sizeof(*page));
+        count_written(paged, family, written);
+        for (uint32_t p = 0; p < pages->pages; p++) {
+            paged->device.backend->read(&paged->device, page, pages->base + p * page_elems(pages),
+                                        page_elems(pages) * sizeof(*page));
+            for (uint64_t i = 0; i < page_elems(pages); i++) {
+                uint64_t token = i % head_elems / pages->head_dim;
+                if (token >= written[p] && page[i] != UINT16_MAX) {
+                    test_fail(__FILE__, __LINE__,
+                              "%s: family %u page %u, element %llu (token %llu of %u written) "
+                              "holds %04x",
+                              paged->device.backend->name, family, p, (unsigned long long)i,
+                              (unsigned long long)token, written[p], page[i]);
+                }
+            }
+        }
+        mem_free(page);
+        mem_free(written);
     }
 }
 

@@ -1,35 +1,42 @@
-/* The forward pass of the cpu backend over paged pools, driven directly: tests see the logits of
- * every token.  Physical pages are shuffled, and every page holds NaN before its first write and
- * again before its entry of the page table turns to a new logical page. */
+/* The forward pass of a backend over paged pools, driven directly: tests see the logits of every
+ * token.  Physical pages are shuffled, and every page holds NaN before its first write and again
+ * before its entry of the page table turns to a new logical page. */
 #ifndef TESTS_TESTLIB_PAGED_FORWARD_H
 #define TESTS_TESTLIB_PAGED_FORWARD_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "worker/device_cpu.h"
+#include "tests/testlib/backend.h"
 #include "worker/forward.h"
 
 struct paged_options {
+    const struct backend *backend;
     const char *model_dir;
-    uint32_t threads;
+    uint32_t threads; /* cpu */
     uint32_t slots;
     uint32_t page_tokens;
     uint32_t max_step_tokens;
     uint32_t max_context_tokens;
     uint32_t pad_tokens_multiple; /* padding tokens behind each step; 1: none */
-    bool is_plain;                /* the plain inner loops */
+    bool is_plain;                /* cpu: the plain inner loops */
+    bool poisons_padding; /* padding tokens compute with NaN; so do tokens of id 0, and their
+                                     logit where embedding and head are one table */
     uint64_t seed;
 };
 
 struct paged {
     struct paged_options options;
     struct model_config config;
-    struct weights weights;
-    struct device_cpu *device;
-    struct stage_tables tables;
-    struct stage_upload upload;
-    struct k_pick *picks;
+    struct backend_device device;
+    struct stage_tables tables;                 /* device memory */
+    struct stage_upload upload;                 /* device memory */
+    struct stage_upload host;                   /* owned twin of upload */
+    uint32_t *host_tables[RUNNER_FAMILY_COUNT]; /* owned twins of the page tables */
+    uint32_t *lengths;                          /* owned, [slots] tokens run */
+    struct k_pick *picks;                       /* device memory */
+    uint32_t *token_index;                      /* device memory: 0, 1, 2, .. */
+    uint16_t *logits;                           /* device memory, [max tokens, vocab] */
     struct forward forward;
 };
 
@@ -51,6 +58,10 @@ void paged_step(struct paged *paged, const struct paged_segment *segments, uint3
 /* A whole sequence in slot 0 in segments of chunk tokens.  logits [count, vocab]. */
 void paged_sequence(struct paged *paged, const uint32_t *ids, uint32_t count, uint32_t chunk,
                     uint16_t *logits);
+
+/* Every place of both pools that no token was written to still holds NaN, the padding page aside.
+ * For slots whose sequences are shorter than their page tables. */
+void paged_check_unwritten(struct paged *paged);
 
 struct paged_rows {
     const uint16_t *logits; /* [rows, vocab_tokens] */

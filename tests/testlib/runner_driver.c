@@ -6,7 +6,6 @@
 #include "common/mem.h"
 #include "common/num.h"
 #include "tests/testlib/test.h"
-#include "worker/runner_cpu.h"
 #include "worker/stage.h"
 
 #define WAIT_NS (60 * CLOCK_NS_PER_SEC)
@@ -14,8 +13,8 @@
 void driver_options_default(struct driver_options *options, const char *model_dir)
 {
     *options = (struct driver_options){
+        .backend = backend_under_test(),
         .model_dir = model_dir,
-        .threads = 2,
         .slots = 4,
         .page_tokens = 64,
         .max_step_rows = 16,
@@ -56,16 +55,16 @@ struct driver *driver_create(const struct driver_options *options)
     struct err err = {0};
     struct driver *driver = mem_zalloc(1, sizeof(*driver));
     test_ok(model_config_load(options->model_dir, &driver->config, &err), &err);
-    test_ok(weights_open_host(options->model_dir, &driver->config, NULL, &driver->weights, &err),
-            &err);
-    struct runner_cpu_options runner_options = {
+    const struct backend_runner_options runner_options = {
+        .model_dir = options->model_dir,
+        .config = &driver->config,
         .limits = limits_of(options, &driver->config),
-        .threads = options->threads,
         .inject = options->inject,
+        .threads = options->threads,
+        .is_pinned = options->is_pinned,
     };
-    test_ok(runner_cpu_create(&driver->config, &driver->weights, &runner_options, &driver->runner,
-                              &err),
-            &err);
+    options->backend->open_runner(options->backend, &runner_options, &driver->held);
+    driver->runner = driver->held.runner;
     driver->slots = mem_zalloc(options->slots, sizeof(*driver->slots));
     for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
         uint32_t pages = runner_options.limits.pages[family];
@@ -90,8 +89,7 @@ void driver_destroy(struct driver *driver)
         mem_free(driver->slots[slot].physical[RUNNER_FAMILY_LOCAL]);
         mem_free(driver->slots[slot].physical[RUNNER_FAMILY_GLOBAL]);
     }
-    driver->runner->table->destroy(driver->runner);
-    weights_fini(&driver->weights);
+    backend_close_runner(&driver->held);
     mem_free(driver->free_pages[RUNNER_FAMILY_LOCAL]);
     mem_free(driver->free_pages[RUNNER_FAMILY_GLOBAL]);
     mem_free(driver->slots);

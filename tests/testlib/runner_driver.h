@@ -1,4 +1,4 @@
-/* Drives a cpu runner the way step.c does, for tests: pages of both families from free lists,
+/* Drives a backend's runner the way step.c does, for tests: pages of both families from free lists,
  * patches as rows turn pages, sliding pages released behind the window.  One step at a time, unless
  * a test launches by itself.  A call that fails ends the running test. */
 #ifndef TESTS_TESTLIB_RUNNER_DRIVER_H
@@ -8,14 +8,16 @@
 #include <stdint.h>
 
 #include "proto/plan.h"
+#include "tests/testlib/backend.h"
 #include "worker/inject.h"
 #include "worker/model_config.h"
 #include "worker/runner.h"
 #include "worker/weights.h"
 
 struct driver_options {
+    const struct backend *backend;
     const char *model_dir;
-    uint32_t threads;
+    uint32_t threads; /* cpu; 0: the backend's */
     uint32_t slots;
     uint32_t page_tokens;
     uint32_t pages[RUNNER_FAMILY_COUNT]; /* 0: as many as all slots can need */
@@ -23,6 +25,7 @@ struct driver_options {
     uint32_t max_step_tokens;
     uint32_t max_context_tokens;
     uint32_t pipeline_depth;
+    bool is_pinned;        /* as backend_runner_options */
     struct inject *inject; /* borrowed, may be null */
 };
 
@@ -39,8 +42,8 @@ struct driver_slot {
 
 struct driver {
     struct model_config config;
-    struct weights weights;
-    struct runner *runner;
+    struct backend_runner held;                /* owned */
+    struct runner *runner;                     /* held's */
     uint32_t *free_pages[RUNNER_FAMILY_COUNT]; /* owned stacks */
     uint32_t free_counts[RUNNER_FAMILY_COUNT];
     struct driver_slot *slots;    /* owned */
@@ -58,6 +61,7 @@ struct driver_row {
     bool prompt_logprobs;
 };
 
+/* The backend under test. */
 void driver_options_default(struct driver_options *options, const char *model_dir);
 struct driver *driver_create(const struct driver_options *options);
 void driver_destroy(struct driver *driver);

@@ -1,5 +1,7 @@
-/* The cpu runner over the demo model: rows mixed in any way give what each gives alone, and rows end
- * as they should. */
+/* A backend's runner over the demo model: rows mixed in any way give what each gives alone, and rows
+ * end as they should.  Where bits depend on the shapes of a step, shapes are pinned, or answers may
+ * part where noise decides. */
+#include <math.h>
 #include <string.h>
 
 #include "common/mem.h"
@@ -29,13 +31,29 @@ static bool is_same_logprob(const struct runner_logprob *a, const struct runner_
     return is_same;
 }
 
-static bool is_same_output(const struct output *a, const struct output *b)
+static void check_same_output(const struct output *got, const struct output *want, uint32_t which)
 {
-    bool is_same = a->count == b->count;
-    for (uint32_t i = 0; is_same && i < a->count; i++) {
-        is_same = a->tokens[i] == b->tokens[i] && is_same_logprob(&a->logprobs[i], &b->logprobs[i]);
+    test_eq_u64(got->count, want->count);
+    for (uint32_t i = 0; i < got->count; i++) {
+        if (got->tokens[i] != want->tokens[i] ||
+            !is_same_logprob(&got->logprobs[i], &want->logprobs[i])) {
+            test_fail(__FILE__, __LINE__,
+                      "%s: sequence %u token %u is %u (logprob %a), want %u (logprob %a)",
+                      backend_under_test()->name, which, i, got->tokens[i],
+                      (double)got->logprobs[i].logprob, want->tokens[i],
+                      (double)want->logprobs[i].logprob);
+        }
     }
-    return is_same;
+}
+
+/* bf16 logits of this model are a quarter apart at most where they are largest. */
+#define NOISE_MAX  1.0F
+#define NOISE_MEAN 0.1F
+
+/* The records stand for the same logits, computed in other shapes. */
+static float logprob_apart(const struct runner_logprob *a, const struct runner_logprob *b)
+{
+    return a->token == b->token ? fabsf(a->logprob - b->logprob) : INFINITY;
 }
 
 static struct plan_admit varied_admit(const struct demo_rig *rig, uint32_t sequence)
@@ -77,13 +95,37 @@ static void run_alone(struct demo_rig *rig, uint32_t sequence, struct output *ou
     driver_release(rig->driver, 0);
 }
 
-/* Random rows in random order: segments of any length beside decode rows. */
+/* Rows of a step, in random order: segments of any length beside decode rows.  With pinned shapes a
+ * prompt runs alone. */
+static uint32_t draw_rows(struct demo_rig *rig, const struct output *mixed, uint64_t *random,
+                          struct driver_row *rows)
+{
+    uint32_t row_count = 0;
+    uint32_t first = (uint32_t)(test_random(random) % SEQUENCES);
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        uint32_t slot = (first + i) % SEQUENCES;
+        uint32_t left = prompt_left(rig->driver, slot);
+        uint32_t count = left == 0 ? 0 : 1 + (uint32_t)(test_random(random) % left);
+        if (mixed[slot].count == DEMO_OUTPUT || test_random(random) % 3 == 0) {
+            continue;
+        }
+        if (rig->options.is_pinned && left > 0) {
+            rows[0] = (struct driver_row){.slot = slot, .count = left};
+            return 1;
+        }
+        rows[row_count++] = (struct driver_row){.slot = slot, .count = count};
+    }
+    return row_count;
+}
+
 static void test_mixed_steps_give_what_each_gives_alone(void)
 {
-    struct demo_rig *rig = demo_rig_create(NULL);
+    struct demo_rig *rig = demo_rig_create_stopped();
     struct output *alone = mem_zalloc(SEQUENCES, sizeof(*alone));
     struct output *mixed = mem_zalloc(SEQUENCES, sizeof(*mixed));
     uint64_t random = 5;
+    rig->options.is_pinned = !rig->options.backend->is_exact;
+    demo_rig_start(rig);
     for (uint32_t s = 0; s < SEQUENCES; s++) {
         run_alone(rig, s, &alone[s]);
     }
@@ -94,16 +136,7 @@ static void test_mixed_steps_give_what_each_gives_alone(void)
     uint32_t finished = 0;
     while (finished < SEQUENCES) {
         struct driver_row rows[SEQUENCES];
-        uint32_t row_count = 0;
-        uint32_t first = (uint32_t)(test_random(&random) % SEQUENCES);
-        for (uint32_t i = 0; i < SEQUENCES; i++) {
-            uint32_t slot = (first + i) % SEQUENCES;
-            uint32_t left = prompt_left(rig->driver, slot);
-            uint32_t count = left == 0 ? 0 : 1 + (uint32_t)(test_random(&random) % left);
-            if (mixed[slot].count < DEMO_OUTPUT && test_random(&random) % 3 != 0) {
-                rows[row_count++] = (struct driver_row){.slot = slot, .count = count};
-            }
-        }
+        uint32_t row_count = draw_rows(rig, mixed, &random, rows);
         if (row_count == 0) {
             continue;
         }
@@ -114,7 +147,7 @@ static void test_mixed_steps_give_what_each_gives_alone(void)
         }
     }
     for (uint32_t s = 0; s < SEQUENCES; s++) {
-        test_true(is_same_output(&mixed[s], &alone[s]));
+        check_same_output(&mixed[s], &alone[s], s);
     }
     mem_free(mixed);
     mem_free(alone);
@@ -144,10 +177,23 @@ static void test_run_ahead_gives_the_same_tokens(void)
     }
     driver_collect(rig->driver, &decode, 1, &result);
     take(ahead, &result.picks[0]);
-    test_true(is_same_output(ahead, alone));
+    check_same_output(ahead, alone, 1);
     mem_free(ahead);
     mem_free(alone);
     demo_rig_destroy(rig);
+}
+
+static void check_prompt_logprobs(const struct runner_logprob *got,
+                                  const struct runner_logprob *want, uint32_t count)
+{
+    for (uint32_t t = 0; t < count; t++) {
+        bool is_same = memcmp(&got[t], &want[t], sizeof(got[t])) == 0;
+        bool is_near = got[t].token == UINT32_MAX || logprob_apart(&got[t], &want[t]) <= NOISE_MAX;
+        if (backend_under_test()->is_exact ? !is_same : !is_near) {
+            test_fail(__FILE__, __LINE__, "record %u: token %u logprob %f, want %u %f", t,
+                      got[t].token, (double)got[t].logprob, want[t].token, (double)want[t].logprob);
+        }
+    }
 }
 
 static void test_prompt_logprobs_do_not_depend_on_segments(void)
@@ -174,8 +220,7 @@ static void test_prompt_logprobs_do_not_depend_on_segments(void)
         row = (struct driver_row){.slot = 1, .count = 5, .prompt_logprobs = true};
         row.count = count - done < 5 ? count - done : 5;
         result = driver_step(rig->driver, &row, 1);
-        test_true(
-            memcmp(result.picks[0].prompt_logprobs, whole + done, row.count * sizeof(*whole)) == 0);
+        check_prompt_logprobs(result.picks[0].prompt_logprobs, whole + done, row.count);
     }
     mem_free(whole);
     demo_rig_destroy(rig);
@@ -260,31 +305,57 @@ static void test_constrained_rows_wait_for_their_mask(void)
     demo_rig_destroy(rig);
 }
 
+/* Keys and values computed again in one piece are those of single tokens but for noise: until a
+ * greedy choice between near equals, or a draw, falls otherwise. */
+static void check_continued(const struct output *got, const struct output *want, uint32_t kept,
+                            bool is_greedy)
+{
+    float sum = 0.0F;
+    uint32_t count = 0;
+    for (; count < got->count && got->tokens[count] == want->tokens[kept + count]; count++) {
+        float apart = logprob_apart(&got->logprobs[count], &want->logprobs[kept + count]);
+        test_true(apart <= NOISE_MAX);
+        sum += apart;
+    }
+    test_true(sum <= NOISE_MEAN * (float)(count == 0 ? 1 : count));
+    if (count < got->count && is_greedy) {
+        const struct runner_logprob *here = &got->logprobs[count];
+        test_true(here->logprobs[0] - here->logprobs[1] <= NOISE_MAX);
+    }
+    test_true(!backend_under_test()->is_exact || count == got->count);
+}
+
 /* A request admitted again with its output so far goes on as if nothing had happened. */
 static void test_readmission_continues_the_same_text(void)
 {
+    enum {
+        KEPT = 9
+    };
     struct demo_rig *rig = demo_rig_create(NULL);
     struct output *whole = mem_zalloc(1, sizeof(*whole));
-    uint32_t tokens[DEMO_OUTPUT];
+    struct output *rest = mem_zalloc(1, sizeof(*rest));
     for (uint32_t sequence = 0; sequence < SEQUENCES; sequence++) {
-        enum {
-            KEPT = 9
-        };
         struct plan_admit admit = varied_admit(rig, sequence);
         uint32_t count = admit.prompt.count;
         uint32_t *context = mem_zalloc(count + KEPT, sizeof(*context));
         *whole = (struct output){0};
+        *rest = (struct output){0};
         run_alone(rig, sequence, whole);
         memcpy(context, admit.prompt.at, count * sizeof(*context));
         memcpy(context + count, whole->tokens, KEPT * sizeof(*context));
         admit.prompt = (struct wire_u32_array){.at = context, .count = count + KEPT};
-        admit.logprobs = 0;
-        test_eq_u64(driver_generate(rig->driver, 2, &admit, 64, tokens, DEMO_OUTPUT),
-                    DEMO_OUTPUT - KEPT);
-        test_true(memcmp(tokens, whole->tokens + KEPT, (DEMO_OUTPUT - KEPT) * sizeof(*tokens)) ==
-                  0);
+        driver_open(rig->driver, 2, &admit);
+        while (rest->count < DEMO_OUTPUT - KEPT) {
+            uint32_t left = prompt_left(rig->driver, 2);
+            struct driver_row row = {.slot = 2, .count = left < 64 ? left : 64};
+            struct runner_result result = driver_step(rig->driver, &row, 1);
+            take(rest, &result.picks[0]);
+        }
+        driver_release(rig->driver, 2);
+        check_continued(rest, whole, KEPT, admit.temperature == 0.0F);
         mem_free(context);
     }
+    mem_free(rest);
     mem_free(whole);
     demo_rig_destroy(rig);
 }

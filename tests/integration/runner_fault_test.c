@@ -1,4 +1,4 @@
-/* The cpu runner when things fail: failed, doomed, lost, frozen and refused steps. */
+/* A backend's runner when things fail: failed, doomed, lost, frozen and refused steps. */
 #include <pthread.h>
 #include <string.h>
 
@@ -195,10 +195,10 @@ static const struct test_case cases[] = {
     TEST(test_failed_steps_move_nothing),
     TEST(test_patches_of_a_failed_step_hold),
     TEST(test_patches_of_a_doomed_step_hold),
-    TEST(test_a_lost_device_stays_lost),
     TEST(test_a_frozen_step_is_waited_for_no_longer_than_asked),
     TEST(test_a_delayed_step_takes_its_time),
     TEST(test_steps_outside_the_limits_are_refused),
+    TEST(test_a_lost_device_stays_lost), /* the last: a real device is lost for the whole process */
 };
 
 int main(int argc, char **argv)
