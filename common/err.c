@@ -67,3 +67,35 @@ const char *err_code_text(enum err_code code)
     }
     return code_texts[code];
 }
+
+bool err_is_lasting(enum err_code code)
+{
+    switch (code) {
+    case ERR_ARGUMENT:
+    case ERR_CONFIG:
+    case ERR_FORMAT:
+    case ERR_UNSUPPORTED:
+    case ERR_NOT_FOUND:
+    case ERR_LIMIT:
+    case ERR_SHAPE:
+    case ERR_ALIGN: return true;
+    case ERR_OK:
+    case ERR_BUSY:
+    case ERR_PLAN:
+    case ERR_PAGES:
+    case ERR_AFTER_REFUSAL:
+    case ERR_SEQUENCE:
+    case ERR_STEP:
+    case ERR_DEVICE:
+    case ERR_PROTOCOL:
+    case ERR_STALE:
+    case ERR_CLOSED:
+    case ERR_TIMEOUT:
+    case ERR_SYSTEM:
+    case ERR_MEMORY:
+    case ERR_CANCELLED:
+    case ERR_INTERNAL:
+    case ERR_CODE_COUNT: break;
+    }
+    return false;
+}

@@ -37,6 +37,9 @@ enum err_code err_errno(struct err *err, int errno_value, const char *format, ..
 enum err_code err_wrap(struct err *err, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* True where the cause stays until a person changes a file or an option: starting again is useless. */
+bool err_is_lasting(enum err_code code);
+
 /* Slug of a code: "ok", "argument", ...; "unknown" for a value outside the enum. */
 const char *err_code_text(enum err_code code);
 

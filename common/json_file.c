@@ -1,9 +1,8 @@
 /* A whole JSON file, bounded in size before it is read. */
 #include <errno.h>
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/json.h"
 #include "common/mem.h"
 
@@ -27,36 +26,27 @@ static enum err_code read_all(int fd, char *at, size_t byte_count, const char *p
 enum err_code json_parse_file(const char *path, size_t max_bytes, struct json_t **out_value,
                               struct err *err)
 {
-    enum err_code code;
     char *text = NULL;
-    struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return errno == ENOENT ? err_set(err, ERR_NOT_FOUND, "no file '%s'", path)
-                               : err_errno(err, errno, "opening '%s'", path);
+    int fd = -1;
+    uint64_t file_bytes = 0;
+    enum err_code code = file_open(path, &fd, &file_bytes, err);
+    if (code != ERR_OK) {
+        return code;
     }
-    if (fstat(fd, &info) != 0) {
-        code = err_errno(err, errno, "reading '%s'", path);
+    if (file_bytes > max_bytes) {
+        code = err_set(err, ERR_LIMIT, "'%s' has %llu bytes, at most %zu", path,
+                       (unsigned long long)file_bytes, max_bytes);
         goto out;
     }
-    if (!S_ISREG(info.st_mode)) {
-        code = err_set(err, ERR_CONFIG, "'%s' is not a regular file", path);
-        goto out;
-    }
-    if ((uint64_t)info.st_size > max_bytes) {
-        code = err_set(err, ERR_LIMIT, "'%s' has %lld bytes, at most %zu", path,
-                       (long long)info.st_size, max_bytes);
-        goto out;
-    }
-    text = mem_try_zalloc((size_t)info.st_size + 1, 1);
+    text = mem_try_zalloc((size_t)file_bytes + 1, 1);
     if (text == NULL) {
-        code = err_set(err, ERR_MEMORY, "no memory for the %lld bytes of '%s'",
-                       (long long)info.st_size, path);
+        code = err_set(err, ERR_MEMORY, "no memory for the %llu bytes of '%s'",
+                       (unsigned long long)file_bytes, path);
         goto out;
     }
-    code = read_all(fd, text, (size_t)info.st_size, path, err);
+    code = read_all(fd, text, (size_t)file_bytes, path, err);
     if (code == ERR_OK &&
-        json_parse(text, (size_t)info.st_size, JSON_MAX_DEPTH, out_value, err) != ERR_OK) {
+        json_parse(text, (size_t)file_bytes, JSON_MAX_DEPTH, out_value, err) != ERR_OK) {
         code = err_wrap(err, "'%s'", path);
     }
 out:

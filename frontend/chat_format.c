@@ -2,9 +2,11 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <openssl/evp.h>
 
+#include "common/file.h"
 #include "frontend/chat_render.h"
 
 enum {
@@ -24,24 +26,24 @@ static const struct {
 static enum err_code read_template(const char *path, struct buf *text, bool *out_is_absent,
                                    struct err *err)
 {
-    FILE *file = fopen(path, "rbe");
-    if (file == NULL) {
-        *out_is_absent = errno == ENOENT;
-        return errno == ENOENT ? ERR_OK : err_errno(err, errno, "open '%s'", path);
+    int fd = -1;
+    uint64_t file_bytes = 0;
+    enum err_code code = file_open(path, &fd, &file_bytes, err);
+    *out_is_absent = code == ERR_NOT_FOUND;
+    if (code != ERR_OK) {
+        return *out_is_absent ? ERR_OK : code;
     }
     char chunk[4096];
-    size_t got = 0;
+    ssize_t got = 0;
     while (text->used_bytes <= TEMPLATE_MAX_BYTES &&
-           (got = fread(chunk, 1, sizeof(chunk), file)) > 0) {
-        buf_append(text, chunk, got);
+           ((got = read(fd, chunk, sizeof(chunk))) > 0 || (got < 0 && errno == EINTR))) {
+        buf_append(text, chunk, got > 0 ? (size_t)got : 0);
     }
-    bool has_failed = ferror(file) != 0;
     int cause = errno;
-    (void)fclose(file); /* only read */
-    if (has_failed) {
-        return err_errno(err, cause, "read '%s'", path);
+    (void)close(fd); /* only read from */
+    if (got < 0) {
+        return err_errno(err, cause, "reading '%s'", path);
     }
-    *out_is_absent = false;
     return text->used_bytes <= TEMPLATE_MAX_BYTES
                ? ERR_OK
                : err_set(err, ERR_UNSUPPORTED, "'%s' has more than %d bytes", path,

@@ -28,6 +28,8 @@
 enum {
     LISTEN_FDS_START = 3, /* of the socket activation protocol */
     HEAP_KEPT_BYTES = 256 << 20,
+    EXIT_MAY_WORK_LATER = 1,
+    EXIT_CAN_NEVER_WORK = 2,
 };
 
 /* Everything main owns, in the order of construction. */
@@ -303,7 +305,7 @@ static enum err_code run(struct process *process, char **environment, struct err
 static int fail(const struct err *err)
 {
     (void)fprintf(stderr, "bezel-frontend: %s\n", err->message);
-    return EXIT_FAILURE;
+    return err_is_lasting(err->code) ? EXIT_CAN_NEVER_WORK : EXIT_MAY_WORK_LATER;
 }
 
 int main(int argc, char **argv, char **environment)

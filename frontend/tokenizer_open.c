@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "frontend/tokenizer_cache.h"
@@ -56,8 +57,12 @@ static enum err_code source_open(struct source_file *source, const char *path, s
     struct stat status;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
-        return errno == ENOENT ? err_set(err, ERR_NOT_FOUND, "there is no such file")
-                               : err_errno(err, errno, "open");
+        enum err_code code = file_open_code(errno);
+        if (code == ERR_SYSTEM) {
+            return err_errno(err, errno, "open");
+        }
+        return code == ERR_NOT_FOUND ? err_set(err, code, "there is no such file")
+                                     : err_set(err, code, "open: %s", strerrordesc_np(errno));
     }
     enum err_code code = ERR_OK;
     if (fstat(fd, &status) != 0) {

@@ -1,8 +1,9 @@
 #include "proto/hello.h"
 
 #include <errno.h>
-#include <stdio.h>
+#include <unistd.h>
 
+#include "common/file.h"
 #include "proto/plan.h"
 #include "proto/result.h"
 
@@ -134,24 +135,26 @@ uint64_t hello_table_hash(void)
 
 enum err_code hello_hash_file(const char *path, uint64_t *out_hash, struct err *err)
 {
-    FILE *file = fopen(path, "rbe");
-    if (file == NULL && errno == ENOENT) {
+    int fd = -1;
+    uint64_t file_bytes = 0;
+    enum err_code code = file_open(path, &fd, &file_bytes, err);
+    if (code == ERR_NOT_FOUND) {
         *out_hash = 0;
         return ERR_OK;
     }
-    if (file == NULL) {
-        return err_errno(err, errno, "'%s'", path);
+    if (code != ERR_OK) {
+        return code;
     }
     uint64_t hash = WIRE_HASH_SEED;
     unsigned char chunk[CHUNK_BYTES];
-    size_t byte_count = 0;
-    while ((byte_count = fread(chunk, 1, sizeof(chunk), file)) > 0) {
-        hash = wire_hash_bytes(hash, chunk, byte_count);
+    ssize_t got = 0;
+    while ((got = read(fd, chunk, sizeof(chunk))) > 0 || (got < 0 && errno == EINTR)) {
+        hash = wire_hash_bytes(hash, chunk, got > 0 ? (size_t)got : 0);
     }
-    int failure = ferror(file) ? errno : 0;
-    (void)fclose(file); /* read only */
-    if (failure != 0) {
-        return err_errno(err, failure, "'%s'", path);
+    int failure = errno;
+    (void)close(fd); /* only read from */
+    if (got < 0) {
+        return err_errno(err, failure, "reading '%s'", path);
     }
     *out_hash = hash == 0 ? 1 : hash;
     return ERR_OK;

@@ -51,34 +51,13 @@ struct worker {
 
 static int exit_code_of(enum err_code code)
 {
-    switch (code) {
-    case ERR_OK: return EXIT_SUCCESS;
-    case ERR_ARGUMENT:
-    case ERR_CONFIG:
-    case ERR_FORMAT:
-    case ERR_UNSUPPORTED:
-    case ERR_NOT_FOUND:
-    case ERR_LIMIT:
-    case ERR_SHAPE:
-    case ERR_ALIGN: return EXIT_CAN_NEVER_WORK;
-    case ERR_DEVICE: return EXIT_DEVICE_LOST;
-    case ERR_BUSY:
-    case ERR_PLAN:
-    case ERR_PAGES:
-    case ERR_AFTER_REFUSAL:
-    case ERR_SEQUENCE:
-    case ERR_STEP:
-    case ERR_PROTOCOL:
-    case ERR_STALE:
-    case ERR_CLOSED:
-    case ERR_TIMEOUT:
-    case ERR_SYSTEM:
-    case ERR_MEMORY:
-    case ERR_CANCELLED:
-    case ERR_INTERNAL:
-    case ERR_CODE_COUNT: break;
+    if (code == ERR_OK) {
+        return EXIT_SUCCESS;
     }
-    return EXIT_MAY_WORK_LATER;
+    if (code == ERR_DEVICE) {
+        return EXIT_DEVICE_LOST;
+    }
+    return err_is_lasting(code) ? EXIT_CAN_NEVER_WORK : EXIT_MAY_WORK_LATER;
 }
 
 /* Signals go to the control thread's descriptor; every later thread inherits the mask. */

@@ -1,14 +1,13 @@
 #include "worker/safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file.h"
 #include "common/json.h"
 #include "common/mem.h"
 #include "worker/faults.h"
@@ -59,25 +58,6 @@ static enum err_code read_exact(const struct shard *shard, uint64_t file_offset,
     return ERR_OK;
 }
 
-static enum err_code open_file(struct shard *shard, uint64_t *out_file_bytes, struct err *err)
-{
-    struct stat status;
-    shard->fd = open(shard->path, O_RDONLY | O_CLOEXEC);
-    if (shard->fd < 0) {
-        return errno == ENOENT || errno == ENOTDIR
-                   ? err_set(err, ERR_NOT_FOUND, "there is no file '%s'", shard->path)
-                   : err_errno(err, errno, "cannot open '%s'", shard->path);
-    }
-    if (fstat(shard->fd, &status) != 0) {
-        return err_errno(err, errno, "cannot read '%s'", shard->path);
-    }
-    if (!S_ISREG(status.st_mode)) {
-        return err_set(err, ERR_FORMAT, "'%s' is not a regular file", shard->path);
-    }
-    *out_file_bytes = (uint64_t)status.st_size;
-    return ERR_OK;
-}
-
 static enum err_code read_header(struct shard *shard, uint64_t file_bytes, struct err *err)
 {
     unsigned char length[LENGTH_BYTES];
@@ -119,7 +99,7 @@ static enum err_code read_header(struct shard *shard, uint64_t file_bytes, struc
 static enum err_code open_shard(struct shard *shard, struct err *err)
 {
     uint64_t file_bytes = 0;
-    enum err_code code = open_file(shard, &file_bytes, err);
+    enum err_code code = file_open(shard->path, &shard->fd, &file_bytes, err);
     return code != ERR_OK ? code : read_header(shard, file_bytes, err);
 }
 

@@ -17,7 +17,8 @@
 #define ANSWER   "The capital of France is Paris."
 
 enum {
-    CONCURRENT_COUNT = 64
+    CONCURRENT_COUNT = 64,
+    START_FAILS_MS = 10000,
 };
 
 /* As much as it says, or an eighth where code is instrumented and many times slower. */
@@ -205,8 +206,9 @@ static void copy_file(const char *from_dir, const char *to_dir, const char *name
     (void)close(out);
 }
 
-/* Starts the launcher on a directory; it must end by itself with status 2 and say why. */
-static void check_start_fails(const char *model_dir, const char *reason)
+/* Starts the launcher on a directory, with an option or none; it must end by itself with status 2 and
+ * say why. */
+static void check_start_fails(const char *model_dir, const char *option, const char *reason)
 {
     char path[] = "/tmp/bezel-start-XXXXXX";
     char text[8192];
@@ -217,38 +219,98 @@ static void check_start_fails(const char *model_dir, const char *reason)
     test_true(pid >= 0);
     if (pid == 0) {
         (void)dup2(fd, STDERR_FILENO);
-        (void)execl(TEST_BEZEL_EXE, "bezel", "serve", model_dir, "--port", "0", (char *)NULL);
+        (void)execl(TEST_BEZEL_EXE, "bezel", "serve", model_dir, "--port", "0", "--drain-timeout-s",
+                    "0", option, (char *)NULL);
         _exit(127);
+    }
+    bool is_gone = system_wait_gone(pid, START_FAILS_MS);
+    if (!is_gone) {
+        (void)kill(pid, SIGTERM); /* it takes its children along */
     }
     test_true(waitpid(pid, &status, 0) == pid);
     ssize_t got = pread(fd, text, sizeof(text) - 1, 0);
     text[got > 0 ? got : 0] = '\0';
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 2 || strstr(text, reason) == NULL) {
-        test_fail(__FILE__, __LINE__, "status %x, '%s' lacks '%s'", (unsigned)status, text, reason);
+    if (!is_gone || !WIFEXITED(status) || WEXITSTATUS(status) != 2 ||
+        strstr(text, reason) == NULL) {
+        test_fail(__FILE__, __LINE__, "status %x, %s, '%s' lacks '%s'", (unsigned)status,
+                  is_gone ? "ended" : "runs on", text, reason);
     }
     (void)close(fd);
     (void)unlink(path);
 }
 
-static void test_unusable_models_end_the_start(void)
+static const char *const model_files[] = {
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "chat_template.jinja",
+};
+
+enum damage {
+    DAMAGE_CUT,    /* to 1000 bytes */
+    DAMAGE_FOLDER, /* a folder of that name */
+    DAMAGE_FIFO,   /* a pipe that nobody writes */
+};
+
+/* A copy of the demo model with one file damaged. */
+static void check_damage(const char *name, enum damage damage, const char *reason)
 {
-    static const char *const names[] = {"config.json", "model.safetensors", "tokenizer.json"};
     char dir[] = "/tmp/bezel-model-XXXXXX";
     char path[64];
-    check_start_fails("/nowhere/at/all", "no model directory '/nowhere/at/all'");
     test_true(mkdtemp(dir) != NULL);
-    check_start_fails(dir, "config.json");
-    for (size_t i = 0; i < 3; i++) {
-        copy_file(TEST_SYSTEM_MODEL_DIR, dir, names[i]);
+    for (size_t i = 0; i < sizeof(model_files) / sizeof(model_files[0]); i++) {
+        copy_file(TEST_SYSTEM_MODEL_DIR, dir, model_files[i]);
     }
-    (void)snprintf(path, sizeof(path), "%s/model.safetensors", dir);
-    test_true(truncate(path, 100000) == 0);
-    check_start_fails(dir, "model.safetensors");
-    for (size_t i = 0; i < 3; i++) {
-        (void)snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+    (void)snprintf(path, sizeof(path), "%s/%s", dir, name);
+    if (damage == DAMAGE_CUT) {
+        test_true(truncate(path, 1000) == 0);
+    } else {
         test_true(unlink(path) == 0);
+        test_true((damage == DAMAGE_FIFO ? mkfifo(path, 0600) : mkdir(path, 0700)) == 0);
+    }
+    check_start_fails(dir, NULL, reason);
+    for (size_t i = 0; i < sizeof(model_files) / sizeof(model_files[0]); i++) {
+        (void)snprintf(path, sizeof(path), "%s/%s", dir, model_files[i]);
+        test_true(remove(path) == 0);
     }
     test_true(rmdir(dir) == 0); /* nothing was left in it */
+}
+
+static void test_unusable_models_end_the_start(void)
+{
+    static const struct {
+        const char *name;
+        enum damage damage;
+        const char *reason;
+    } rows[] = {
+        {"config.json", DAMAGE_CUT, "config.json': line "},
+        {"config.json", DAMAGE_FOLDER, "config.json' is not a regular file"},
+        {"config.json", DAMAGE_FIFO, "config.json' is not a regular file"},
+        {"model.safetensors", DAMAGE_CUT, "model.safetensors' declares a header"},
+        {"model.safetensors", DAMAGE_FOLDER, "model.safetensors' is not a regular file"},
+        {"model.safetensors", DAMAGE_FIFO, "model.safetensors' is not a regular file"},
+        {"tokenizer.json", DAMAGE_CUT, "tokenizer.json: the text ends at byte 1000"},
+        {"tokenizer.json", DAMAGE_FOLDER, "tokenizer.json"},
+        {"tokenizer.json", DAMAGE_FIFO, "tokenizer.json"},
+        {"chat_template.jinja", DAMAGE_CUT, "is no known chat template"},
+        {"chat_template.jinja", DAMAGE_FOLDER, "chat_template.jinja' is not a regular file"},
+        {"chat_template.jinja", DAMAGE_FIFO, "chat_template.jinja' is not a regular file"},
+    };
+    char dir[] = "/tmp/bezel-model-XXXXXX";
+    check_start_fails("/nowhere/at/all", NULL, "no model directory '/nowhere/at/all'");
+    test_true(mkdtemp(dir) != NULL);
+    check_start_fails(dir, NULL, "config.json");
+    test_true(rmdir(dir) == 0); /* nothing was left in it */
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        check_damage(rows[i].name, rows[i].damage, rows[i].reason);
+    }
+}
+
+/* The launcher does not know the options of its programs: their refusal ends the start as well. */
+static void test_unusable_options_end_the_start(void)
+{
+    check_start_fails(TEST_SYSTEM_MODEL_DIR, "--max-queue=none", "--max-queue");
+    check_start_fails(TEST_SYSTEM_MODEL_DIR, "--max-slots=none", "--max-slots");
 }
 
 static const struct test_case cases[] = {
@@ -256,6 +318,7 @@ static const struct test_case cases[] = {
     TEST(test_many_at_once_get_what_each_gets_alone),
     TEST(test_bad_requests_are_refused_and_forgotten),
     TEST(test_unusable_models_end_the_start),
+    TEST(test_unusable_options_end_the_start),
 };
 
 int main(int argc, char **argv)

@@ -238,7 +238,7 @@ static void test_a_folder_is_no_file(void)
 {
     struct st_set *set = NULL;
     struct err err = {0};
-    test_true(st_open_file("/tmp", &set, &err) == ERR_FORMAT);
+    test_true(st_open_file("/tmp", &set, &err) == ERR_CONFIG);
     test_eq_str(err.message, "'/tmp' is not a regular file");
     test_true(st_open_file("/nowhere/model.safetensors", &set, &err) == ERR_NOT_FOUND);
     test_eq_str(err.message, "there is no file '/nowhere/model.safetensors'");
