@@ -138,7 +138,8 @@ static void fill_sampling(const struct api_request *request,
     if (request->has_top_k) {
         admit->top_k = request->top_k > 0 ? (uint32_t)request->top_k : 0;
     }
-    admit->top_p = request->has_top_p ? request->top_p : defaults->top_p;
+    float default_top_p = defaults->top_p < PLAN_MIN_TOP_P ? PLAN_MIN_TOP_P : defaults->top_p;
+    admit->top_p = request->has_top_p ? request->top_p : default_top_p;
     admit->min_p = request->min_p;
     admit->presence_penalty = request->presence_penalty;
     admit->frequency_penalty = request->frequency_penalty;

@@ -36,10 +36,10 @@ struct api_text {
 #define API_TYPE_BOOL bool
 
 struct api_request {
-#define FIELD(kind, member, name, min, max, bound, routes) API_TYPE_##kind member;
+#define FIELD(kind, member, name, min, max, routes) API_TYPE_##kind member;
 #include "frontend/api_request.def"
 #undef FIELD
-#define FIELD(kind, member, name, min, max, bound, routes) bool has_##member;
+#define FIELD(kind, member, name, min, max, routes) bool has_##member;
 #include "frontend/api_request.def"
 #undef FIELD
     enum api_route route;
@@ -83,7 +83,6 @@ struct api_field {
     const char *kind;
     double min_value;
     double max_value;
-    bool is_min_open;
     bool is_chat;
     bool is_completions;
 };

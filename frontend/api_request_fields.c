@@ -26,19 +26,17 @@ struct field_row {
 #define ROUTES_CHAT        true, false
 #define ROUTES_COMPLETIONS false, true
 #define ROUTES_BOTH        true, true
-#define BOUND_OPEN         true
-#define BOUND_CLOSED       false
 
-#define FIELD_ROW(name, kind, min, max, bound, is_chat, is_completions) \
-    {                                                                   \
-        name, #kind, min, max, bound, is_chat, is_completions           \
+#define FIELD_ROW(name, kind, min, max, is_chat, is_completions) \
+    {                                                            \
+        name, #kind, min, max, is_chat, is_completions           \
     }
 /* Expands the route pair before FIELD_ROW counts its arguments. */
 #define FIELD_ROW_OF(...) FIELD_ROW(__VA_ARGS__)
 
 static const struct field_row field_rows[] = {
-#define FIELD(kind, member, name, min, max, bound, routes)                                  \
-    {FIELD_ROW_OF(name, kind, min, max, BOUND_##bound, ROUTES_##routes), FIELD_KIND_##kind, \
+#define FIELD(kind, member, name, min, max, routes)                          \
+    {FIELD_ROW_OF(name, kind, min, max, ROUTES_##routes), FIELD_KIND_##kind, \
      offsetof(struct api_request, member), offsetof(struct api_request, has_##member)},
 #include "frontend/api_request.def"
 #undef FIELD
@@ -90,9 +88,10 @@ static enum err_code out_of_range(const struct field_row *row, const struct json
     buf_init(&shown);
     json_put_value(&shown, value);
     enum err_code code = api_error_set(
-        error, ERR_ARGUMENT, row->field.name, "%s is %.32s; it must be %s%.16g and at most %.16g",
-        row->field.name, buf_text(&shown), row->field.is_min_open ? "over " : "at least ",
-        row->field.min_value, row->field.max_value);
+        error, ERR_ARGUMENT, row->field.name,
+        row->kind == FIELD_KIND_F32 ? "%s is %.32s; it must be at least %.6g and at most %.6g"
+                                    : "%s is %.32s; it must be at least %.16g and at most %.16g",
+        row->field.name, buf_text(&shown), row->field.min_value, row->field.max_value);
     buf_fini(&shown);
     return code;
 }
@@ -110,8 +109,7 @@ static enum err_code read_number(const struct field_row *row, const struct json_
     }
     /* Judged as it will be kept: 1e-50 is no probability mass as a float. */
     double number = wants_whole ? (double)whole(value) : (double)(float)json_number(value);
-    if (number < row->field.min_value || number > row->field.max_value ||
-        (row->field.is_min_open && number <= row->field.min_value)) {
+    if (number < row->field.min_value || number > row->field.max_value) {
         return out_of_range(row, value, error);
     }
     switch (row->kind) {
@@ -230,6 +228,10 @@ enum err_code api_request_read_stop(const struct json_t *body, struct api_reques
 enum err_code api_request_read_id(const struct json_t *value, const char *param, uint32_t *out_id,
                                   struct api_error *error)
 {
+    if (value && json_kind(value) == JSON_KIND_BIG_INTEGER) {
+        return api_error_set(error, ERR_ARGUMENT, param,
+                             "%s holds an integer beyond 64 bits, which is no token id", param);
+    }
     if (!value || !is_whole(value)) {
         return api_error_set(error, ERR_ARGUMENT, param, "%s must hold integers only, not %s",
                              param, value ? json_kind_text(json_kind(value)) : "nothing");
@@ -269,9 +271,10 @@ enum err_code api_request_read_stop_ids(const struct json_t *body, struct api_re
     return ERR_OK;
 }
 
+/* One spelling per id, so that no id comes twice: keys of an object differ. */
 static bool parse_id(const char *text, uint32_t *out_id)
 {
-    if (text[0] < '0' || text[0] > '9') {
+    if (text[0] < '0' || text[0] > '9' || (text[0] == '0' && text[1] != '\0')) {
         return false;
     }
     errno = 0;

@@ -47,12 +47,31 @@ static const struct {
     {               \
 #name, name \
     }
-    LIMIT(PROTO_VERSION),          LIMIT(PLAN_MAX_ROWS),          LIMIT(PLAN_MAX_STEP_TOKENS),
-    LIMIT(PLAN_MAX_PROMPT_TOKENS), LIMIT(PLAN_MAX_LOGIT_BIAS),    LIMIT(PLAN_MAX_STOP_IDS),
-    LIMIT(PLAN_MAX_LOGPROBS),      LIMIT(PLAN_MAX_MESSAGE_BYTES), LIMIT(HELLO_MAX_MESSAGE_BYTES),
-    LIMIT(HELLO_MAX_TEXT_BYTES),   LIMIT(SESSION_MAX_COUNT),      LIMIT(RESULT_RECORD_BYTES),
+/* In units of 1e-12. */
+#define LIMIT_F32(name)                        \
+    {                                          \
+#name, (uint64_t)((double)(name)*1e12) \
+    }
+    LIMIT(PROTO_VERSION),
+    LIMIT(PLAN_MAX_ROWS),
+    LIMIT(PLAN_MAX_STEP_TOKENS),
+    LIMIT(PLAN_MAX_PROMPT_TOKENS),
+    LIMIT(PLAN_MAX_LOGIT_BIAS),
+    LIMIT(PLAN_MAX_STOP_IDS),
+    LIMIT(PLAN_MAX_LOGPROBS),
+    LIMIT(PLAN_MAX_MESSAGE_BYTES),
+    LIMIT(HELLO_MAX_MESSAGE_BYTES),
+    LIMIT(HELLO_MAX_TEXT_BYTES),
+    LIMIT(SESSION_MAX_COUNT),
+    LIMIT(RESULT_RECORD_BYTES),
     LIMIT(ERR_CODE_COUNT), /* codes travel as numbers */
+    LIMIT_F32(PLAN_MAX_TEMPERATURE),
+    LIMIT_F32(PLAN_MIN_TOP_P),
+    LIMIT_F32(PLAN_MAX_PENALTY),
+    LIMIT_F32(PLAN_MIN_REPETITION),
+    LIMIT_F32(PLAN_MAX_REPETITION),
 #undef LIMIT
+#undef LIMIT_F32
 };
 
 const struct wire_message *hello_table(uint32_t type)

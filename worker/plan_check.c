@@ -84,28 +84,28 @@ static enum err_code check_extent(const struct plan_limits *limits, const struct
 
 struct bounded {
     const char *name;
-    double value;
-    double low;
-    double high;
+    float value;
+    float low;
+    float high;
 };
 
 static enum err_code check_sampling(const struct plan_admit *admit, struct err *err)
 {
     /* NaN fails every comparison. */
     const struct bounded values[] = {
-        {"temperature", (double)admit->temperature, 0.0, 100.0},
-        {"top_p", (double)admit->top_p, 1e-9, 1.0},
-        {"min_p", (double)admit->min_p, 0.0, 1.0},
-        {"presence_penalty", (double)admit->presence_penalty, -100.0, 100.0},
-        {"frequency_penalty", (double)admit->frequency_penalty, -100.0, 100.0},
-        {"repetition_penalty", (double)admit->repetition_penalty, 1e-3, 1e3},
-        {"logprobs", (double)admit->logprobs, 0.0, PLAN_MAX_LOGPROBS + 1},
-        {"prompt_logprobs", (double)admit->prompt_logprobs, 0.0, PLAN_MAX_LOGPROBS + 1},
+        {"temperature", admit->temperature, 0, PLAN_MAX_TEMPERATURE},
+        {"top_p", admit->top_p, PLAN_MIN_TOP_P, 1},
+        {"min_p", admit->min_p, 0, 1},
+        {"presence_penalty", admit->presence_penalty, -PLAN_MAX_PENALTY, PLAN_MAX_PENALTY},
+        {"frequency_penalty", admit->frequency_penalty, -PLAN_MAX_PENALTY, PLAN_MAX_PENALTY},
+        {"repetition_penalty", admit->repetition_penalty, PLAN_MIN_REPETITION, PLAN_MAX_REPETITION},
+        {"logprobs", (float)admit->logprobs, 0, PLAN_MAX_LOGPROBS + 1},
+        {"prompt_logprobs", (float)admit->prompt_logprobs, 0, PLAN_MAX_LOGPROBS + 1},
     };
     for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
         if (!(values[i].value >= values[i].low && values[i].value <= values[i].high)) {
-            return err_set(err, ERR_PLAN, "%s: %g, want %g to %g", values[i].name, values[i].value,
-                           values[i].low, values[i].high);
+            return err_set(err, ERR_PLAN, "%s: %g, want %g to %g", values[i].name,
+                           (double)values[i].value, (double)values[i].low, (double)values[i].high);
         }
     }
     return ERR_OK;

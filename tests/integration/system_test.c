@@ -169,6 +169,9 @@ static void test_bad_requests_are_refused_and_forgotten(void)
     check_refused(&system, "/v1/completions", "{\"prompt\":[2,1000000]}", 400);
     check_refused(&system, "/v1/completions", "{\"prompt\":[2,-1]}", 400);
     check_refused(&system, "/v1/completions", "{\"prompt\":[2,5],\"max_tokens\":0}", 400);
+    check_refused(&system, "/v1/completions", "{\"prompt\":[2,5],\"top_p\":1e-45}", 400);
+    check_refused(&system, "/v1/completions", "{\"prompt\":[2,5],\"repetition_penalty\":1e-45}",
+                  400);
     buf_init(&body);
     buf_append_text(&body, "{\"prompt\":\"");
     for (int i = 0; i < (int)scaled(2000000); i++) {

@@ -73,12 +73,19 @@ static const struct {
      "json_object"},
     {API_ROUTE_CHAT, ERR_ARGUMENT, "{\"messages\":[{}],\"response_format\":7}", "response_format",
      "object"},
-    {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":\"a\",\"top_p\":1e-50}", "top_p", "over 0"},
+    {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":\"a\",\"top_p\":1e-50}", "top_p",
+     "at least 1e-09"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{}", "prompt", "required"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":7}", "prompt", "string"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":[1,\"a\"]}", "prompt", "integers"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":[1,-1]}", "prompt", "-1"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":[1.5]}", "prompt", "integers"},
+    {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":[18446744073709551616]}", "prompt",
+     "beyond 64 bits"},
+    {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":\"a\",\"repetition_penalty\":1e-45}",
+     "repetition_penalty", "at least 0.001"},
+    {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":\"a\",\"logit_bias\":{\"5\":1,\"05\":1}}",
+     "logit_bias", "'05' in logit_bias is no token id"},
     {API_ROUTE_COMPLETIONS, ERR_UNSUPPORTED, "{\"prompt\":[\"a\",\"b\"]}", "prompt", "2 prompts"},
     {API_ROUTE_COMPLETIONS, ERR_UNSUPPORTED, "{\"prompt\":\"a\",\"n\":2}", "n", "only 1"},
     {API_ROUTE_COMPLETIONS, ERR_UNSUPPORTED, "{\"prompt\":\"a\",\"best_of\":2}", "best_of",
@@ -162,6 +169,32 @@ static void expect_field(const struct api_field *field, const char *value, bool 
     release(&parsed);
 }
 
+/* What passes here must pass there: a refusal by the worker is a server error to the client. */
+static void check_worker_takes(const struct api_field *field)
+{
+    static const struct {
+        const char *name;
+        float min, max;
+    } worker[] = {
+        {"frequency_penalty", -PLAN_MAX_PENALTY, PLAN_MAX_PENALTY},
+        {"min_p", 0, 1},
+        {"presence_penalty", -PLAN_MAX_PENALTY, PLAN_MAX_PENALTY},
+        {"repetition_penalty", PLAN_MIN_REPETITION, PLAN_MAX_REPETITION},
+        {"temperature", 0, PLAN_MAX_TEMPERATURE},
+        {"top_p", PLAN_MIN_TOP_P, 1},
+    };
+    if (strcmp(field->kind, "F32") != 0) {
+        return;
+    }
+    size_t i = 0;
+    while (i < sizeof(worker) / sizeof(worker[0]) && strcmp(worker[i].name, field->name) != 0) {
+        i++;
+    }
+    test_true(i < sizeof(worker) / sizeof(worker[0]));
+    test_true(field->min_value >= (double)worker[i].min);
+    test_true(field->max_value <= (double)worker[i].max);
+}
+
 static void test_every_row_has_its_bounds(void)
 {
     uint32_t count = 0;
@@ -183,10 +216,11 @@ static void test_every_row_has_its_bounds(void)
         if (strcmp(field->kind, "I64") == 0 && field->min_value < -1e18) {
             continue; /* no int64 is out of range */
         }
-        (void)snprintf(value, sizeof(value), "%.16g", field->min_value);
-        expect_field(field, value, !field->is_min_open);
+        (void)snprintf(value, sizeof(value), "%.17g", field->min_value);
+        expect_field(field, value, true);
         (void)snprintf(value, sizeof(value), "%.16g", field->max_value);
         expect_field(field, value, true);
+        check_worker_takes(field);
         (void)snprintf(value, sizeof(value), "%.16g", field->min_value - 1);
         expect_field(field, value, false);
         (void)snprintf(value, sizeof(value), "%.16g", field->max_value + 1);
