@@ -160,6 +160,12 @@ enum err_code gemm_create(const struct gemm_options *options, struct gemm **out_
         code = check(cublasSetStream(gemm->handle, options->stream), "cuBLAS stream", err);
     }
     if (code == ERR_OK) {
+        /* Parts of k are added in f32 too, not in the type of the output. */
+        code =
+            check(cublasSetMathMode(gemm->handle, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION),
+                  "cuBLAS reductions", err);
+    }
+    if (code == ERR_OK) {
         code = check(cublasSetWorkspace(gemm->handle, options->workspace, CUBLAS_WORKSPACE_BYTES),
                      "cuBLAS workspace", err);
     }

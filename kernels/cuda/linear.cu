@@ -417,6 +417,7 @@ template <product PRODUCT>
 static cudaError_t launch_product(struct k_stream *stream, product_args args,
                                   bool may_leave_partial)
 {
+    stream->partial = {}; /* this product may overwrite the scratch it lies in */
     uint32_t n_tiles = args.rows <= 8 ? 1 : 2;
     uint32_t max_slices = PRODUCT == PRODUCT_LINEAR ? MAX_SLICES : 1;
     struct split split = {};
@@ -455,6 +456,10 @@ extern "C" enum err_code k_cuda_linear(struct k_stream *stream, const struct k_l
     if (code != ERR_OK || args->rows == 0) {
         return code;
     }
+    if (args->part_count == 0 || args->part_count > K_MAX_LINEAR_PARTS) {
+        return err_set(err, ERR_SHAPE, "linear: %u matrices, 1 to %u are taken", args->part_count,
+                       K_MAX_LINEAR_PARTS);
+    }
     product_args product = {};
     product.x = args->x;
     product.rows = args->rows;
@@ -464,6 +469,10 @@ extern "C" enum err_code k_cuda_linear(struct k_stream *stream, const struct k_l
         product.out_elems += is_there ? args->out_elems[part] : 0;
         product.part_ends[part] = product.out_elems;
         product.weights[part] = is_there ? args->weights[part] : nullptr;
+    }
+    if (product.out_elems > stream->shape.max_linear_out_elems) {
+        return err_set(err, ERR_SHAPE, "linear: %u outputs, the stream was made for %u",
+                       product.out_elems, stream->shape.max_linear_out_elems);
     }
     product.out = args->out;
     return k_launched(launch_product<PRODUCT_LINEAR>(stream, product, args->feeds_residual_norm),

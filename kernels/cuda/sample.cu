@@ -119,9 +119,10 @@ static __device__ void apply_lists(const k_sample_args &args, const k_sample_row
             if (seen != 0) {
                 uint32_t output_count = seen & ~K_COUNT_PROMPT;
                 float l = values[i];
+                /* Never contracted: each step is rounded as the cpu backend rounds it. */
                 l = l > 0.0F ? __fdiv_rn(l, sampler.repetition_penalty)
-                             : l * sampler.repetition_penalty;
-                l -= output_count > 0 ? sampler.presence_penalty : 0.0F;
+                             : __fmul_rn(l, sampler.repetition_penalty);
+                l = __fsub_rn(l, output_count > 0 ? sampler.presence_penalty : 0.0F);
                 values[i] = __fsub_rn(l, __fmul_rn(sampler.frequency_penalty, (float)output_count));
             }
         }
@@ -197,10 +198,10 @@ static __global__ void __launch_bounds__(ADJUST_THREADS)
 
 /* ---- pick ---- */
 
-/* Larger values have smaller keys. */
+/* Larger values have smaller keys; both zeros are one value. */
 static __device__ __forceinline__ uint32_t key_of(float value)
 {
-    uint32_t bits = __float_as_uint(value);
+    uint32_t bits = value == 0.0F ? 0 : __float_as_uint(value);
     bits = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
     return ~bits;
 }
