@@ -22,6 +22,11 @@ bool cuda_rig_is_there(void)
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
+bool cuda_rig_is_stand_in(void)
+{
+    return false;
+}
+
 void cuda_rig_open(struct cuda_rig *rig, const struct k_cuda_shape *shape,
                    bool uses_dependent_launch)
 {
@@ -106,6 +111,34 @@ void cuda_rig_wait(struct cuda_rig *rig)
     check(cudaStreamSynchronize(rig->stream), "waiting for the stream");
 }
 
+struct cuda_rig_graph {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+};
+
+struct cuda_rig_graph *cuda_rig_capture(struct cuda_rig *rig, void (*record)(void *context),
+                                        void *context)
+{
+    struct cuda_rig_graph *graph = mem_zalloc(1, sizeof(*graph));
+    check(cudaStreamBeginCapture(rig->stream, cudaStreamCaptureModeThreadLocal), "a capture");
+    record(context);
+    check(cudaStreamEndCapture(rig->stream, &graph->graph), "a capture");
+    check(cudaGraphInstantiate(&graph->exec, graph->graph, 0), "a graph");
+    return graph;
+}
+
+void cuda_rig_launch(struct cuda_rig *rig, struct cuda_rig_graph *graph)
+{
+    check(cudaGraphLaunch(graph->exec, rig->stream), "a replay");
+}
+
+void cuda_rig_graph_free(struct cuda_rig_graph *graph)
+{
+    check(cudaGraphExecDestroy(graph->exec), "a graph");
+    check(cudaGraphDestroy(graph->graph), "a graph");
+    mem_free(graph);
+}
+
 static int compare_f32(const void *a, const void *b)
 {
     float x = *(const float *)a;
@@ -116,26 +149,21 @@ static int compare_f32(const void *a, const void *b)
 double cuda_rig_replay(struct cuda_rig *rig, void (*record)(void *context), void *context,
                        uint32_t replays)
 {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
     cudaEvent_t begin;
     cudaEvent_t end;
     float median_ms = 0.0F;
-    check(cudaStreamBeginCapture(rig->stream, cudaStreamCaptureModeThreadLocal), "a capture");
-    record(context);
-    check(cudaStreamEndCapture(rig->stream, &graph), "a capture");
-    check(cudaGraphInstantiate(&exec, graph, 0), "a graph");
+    struct cuda_rig_graph *graph = cuda_rig_capture(rig, record, context);
     check(cudaEventCreate(&begin), "an event");
     check(cudaEventCreate(&end), "an event");
     for (uint32_t i = 0; i < (replays == 0 ? 1 : WARM_REPLAYS); i++) {
-        check(cudaGraphLaunch(exec, rig->stream), "a replay");
+        cuda_rig_launch(rig, graph);
     }
     cuda_rig_wait(rig);
     if (replays > 0) {
         float *times_ms = mem_zalloc(replays, sizeof(*times_ms));
         for (uint32_t i = 0; i < replays; i++) {
             check(cudaEventRecord(begin, rig->stream), "an event");
-            check(cudaGraphLaunch(exec, rig->stream), "a replay");
+            cuda_rig_launch(rig, graph);
             check(cudaEventRecord(end, rig->stream), "an event");
             cuda_rig_wait(rig);
             check(cudaEventElapsedTime(&times_ms[i], begin, end), "a time");
@@ -146,7 +174,6 @@ double cuda_rig_replay(struct cuda_rig *rig, void (*record)(void *context), void
     }
     check(cudaEventDestroy(end), "an event");
     check(cudaEventDestroy(begin), "an event");
-    check(cudaGraphExecDestroy(exec), "a graph");
-    check(cudaGraphDestroy(graph), "a graph");
+    cuda_rig_graph_free(graph);
     return (double)median_ms * 1e3;
 }

@@ -19,6 +19,9 @@ struct cuda_rig {
 
 bool cuda_rig_is_there(void);
 
+/* Whether the cpu backend stands in for the device (cuda_stand_in.c): a rehearsal of the tests. */
+bool cuda_rig_is_stand_in(void);
+
 /* A stream of the backend for these shapes, with scratch of its own. */
 void cuda_rig_open(struct cuda_rig *rig, const struct k_cuda_shape *shape,
                    bool uses_dependent_launch);
@@ -48,5 +51,13 @@ void cuda_rig_wait(struct cuda_rig *rig);
  * in microseconds.  replays 0: one replay, no time. */
 double cuda_rig_replay(struct cuda_rig *rig, void (*record)(void *context), void *context,
                        uint32_t replays);
+
+/* What record enqueues on rig's stream, captured once, to be launched again and again.  context must
+ * outlive the graph. */
+struct cuda_rig_graph;
+struct cuda_rig_graph *cuda_rig_capture(struct cuda_rig *rig, void (*record)(void *context),
+                                        void *context);
+void cuda_rig_launch(struct cuda_rig *rig, struct cuda_rig_graph *graph);
+void cuda_rig_graph_free(struct cuda_rig_graph *graph);
 
 #endif
