@@ -21,22 +21,12 @@ struct output {
     uint32_t count;
 };
 
-static bool is_same_logprob(const struct runner_logprob *a, const struct runner_logprob *b)
-{
-    bool is_same = a->token == b->token && a->logprob == b->logprob && a->rank == b->rank &&
-                   a->pair_count == b->pair_count;
-    for (uint32_t i = 0; is_same && i < a->pair_count; i++) {
-        is_same = a->ids[i] == b->ids[i] && a->logprobs[i] == b->logprobs[i];
-    }
-    return is_same;
-}
-
 static void check_same_output(const struct output *got, const struct output *want, uint32_t which)
 {
     test_eq_u64(got->count, want->count);
     for (uint32_t i = 0; i < got->count; i++) {
         if (got->tokens[i] != want->tokens[i] ||
-            !is_same_logprob(&got->logprobs[i], &want->logprobs[i])) {
+            !driver_is_same_logprob(&got->logprobs[i], &want->logprobs[i])) {
             test_fail(__FILE__, __LINE__,
                       "%s: sequence %u token %u is %u (logprob %a), want %u (logprob %a)",
                       backend_under_test()->name, which, i, got->tokens[i],
@@ -187,7 +177,7 @@ static void check_prompt_logprobs(const struct runner_logprob *got,
                                   const struct runner_logprob *want, uint32_t count)
 {
     for (uint32_t t = 0; t < count; t++) {
-        bool is_same = memcmp(&got[t], &want[t], sizeof(got[t])) == 0;
+        bool is_same = driver_is_same_logprob(&got[t], &want[t]);
         bool is_near = got[t].token == UINT32_MAX || logprob_apart(&got[t], &want[t]) <= NOISE_MAX;
         if (backend_under_test()->is_exact ? !is_same : !is_near) {
             test_fail(__FILE__, __LINE__, "record %u: token %u logprob %f, want %u %f", t,

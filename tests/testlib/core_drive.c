@@ -53,12 +53,12 @@ struct drive *drive_create(const struct drive_model *model, const struct drive_o
         .is_pinned = options->is_pinned,
     };
     backend->open_runner(backend, &runner_options, &drive->held);
-    drive->runner = drive->held.runner;
+    hold_runner_init(&drive->runner, drive->held.runner);
     const struct session_limits session_limits = {
-        .slots = options->limits.slots,
+        .slots = options->sequences != 0 ? options->sequences : options->limits.slots,
         .ring_records = 4096,
     };
-    rig_init(&drive->rig, drive->runner, false, &session_limits, options->inject);
+    rig_init(&drive->rig, &drive->runner.super, false, &session_limits, options->inject);
     rig_open(&drive->rig, &drive->session, NULL);
     drive->next_id = 1;
     return drive;
@@ -78,10 +78,22 @@ void drive_destroy(struct drive *drive)
     mem_free(drive);
 }
 
+/* Null once another request has its place. */
 static struct drive_seq *seq_of(struct drive *drive, uint64_t seq_id)
 {
-    test_true(seq_id >= drive->first_id && seq_id - drive->first_id < drive->seq_count);
-    return &drive->seqs[seq_id - drive->first_id];
+    for (uint32_t i = 0; i < drive->seq_count; i++) {
+        if (drive->seqs[i].admit.seq_id == seq_id) {
+            return &drive->seqs[i];
+        }
+    }
+    return NULL;
+}
+
+/* The sequence of a step's row, null once another request has its place. */
+static struct drive_seq *row_seq(struct drive *drive, const struct drive_step *step, uint32_t row)
+{
+    struct drive_seq *seq = &drive->seqs[step->seqs[row]];
+    return seq->admit.seq_id == step->ids[row] ? seq : NULL;
 }
 
 /* Launched is what is committed and what outstanding STEPs will add, those not refused. */
@@ -96,7 +108,10 @@ static void recount(struct drive *drive, uint64_t refused_seq)
             step->row_count = 0;
         }
         for (uint32_t r = 0; r < step->row_count; r++) {
-            drive->seqs[step->seqs[r]].launched += step->counts[r];
+            struct drive_seq *seq = row_seq(drive, step, r);
+            if (seq != NULL) {
+                seq->launched += step->counts[r];
+            }
         }
     }
 }
@@ -114,9 +129,11 @@ static void on_step_done(struct drive *drive, const struct result_record *record
     const struct drive_step step = drive->steps[0];
     pop_step(drive, record->msg_seq);
     for (uint32_t r = 0; r < step.row_count; r++) {
-        struct drive_seq *seq = &drive->seqs[step.seqs[r]];
-        seq->committed += step.samples[r] && !seq->has_token ? 0 : step.counts[r];
-        seq->has_token = false;
+        struct drive_seq *seq = row_seq(drive, &step, r);
+        if (seq != NULL) {
+            seq->committed += step.samples[r] && !seq->has_token ? 0 : step.counts[r];
+            seq->has_token = false;
+        }
     }
     drive->held_count += record->as.step_done.held_rows;
     recount(drive, 0);
@@ -124,6 +141,9 @@ static void on_step_done(struct drive *drive, const struct result_record *record
 
 static void on_refused(struct drive *drive, const struct result_record *record)
 {
+    if (record->seq_id != 0) {
+        test_fail(__FILE__, __LINE__, "ADMIT: %s", record->as.refused.text);
+    }
     drive->refused_count++;
     pop_step(drive, record->msg_seq);
     if (record->as.refused.code != ERR_AFTER_REFUSAL) {
@@ -132,33 +152,55 @@ static void on_refused(struct drive *drive, const struct result_record *record)
     }
 }
 
-static void on_token(struct drive *drive, const struct result_record *record)
+static uint64_t fold(uint64_t digest, const void *at, size_t byte_count)
+{
+    const unsigned char *bytes = at;
+    for (size_t i = 0; i < byte_count; i++) {
+        digest = (digest ^ bytes[i]) * 0x100000001b3ULL; /* FNV-1a */
+    }
+    return digest;
+}
+
+static void on_token(struct drive_seq *seq, const struct result_record *record)
+{
+    const struct result_token *token = &record->as.token;
+    test_true(!seq->is_over && seq->token_count < DRIVE_MAX_TOKENS);
+    test_eq_u64(token->position, seq->admit.prompt.count + seq->token_count);
+    seq->tokens[seq->token_count++] = token->token;
+    seq->digest = fold(seq->digest, token, sizeof(*token));
+    seq->has_token = true;
+}
+
+static void read_record(struct drive *drive, const struct result_record *record)
 {
     struct drive_seq *seq = seq_of(drive, record->seq_id);
-    test_true(!seq->is_over && seq->token_count < DRIVE_MAX_TOKENS);
-    test_eq_u64(record->as.token.position, seq->admit.prompt.count + seq->token_count);
-    seq->tokens[seq->token_count++] = record->as.token.token;
-    seq->has_token = true;
+    enum result_kind kind = (enum result_kind)record->kind;
+    if (kind == RESULT_STEP_DONE) {
+        on_step_done(drive, record);
+    } else if (kind == RESULT_REFUSED) {
+        on_refused(drive, record);
+    } else if (seq == NULL || seq->is_released) {
+        return; /* of one that was dropped */
+    } else if (kind == RESULT_TOKEN) {
+        on_token(seq, record);
+    } else if (kind == RESULT_LOGPROBS) {
+        seq->digest = fold(seq->digest, &record->as.logprobs, sizeof(record->as.logprobs));
+    } else if (kind == RESULT_ADMITTED) {
+        seq->is_admitted = true;
+    } else if (kind == RESULT_FINISHED) {
+        seq->is_over = true;
+        seq->finish = record->as.finished.reason;
+    } else if (kind == RESULT_FAILED) {
+        seq->is_over = true;
+        seq->has_failed = true;
+    }
 }
 
 static void read_records(struct drive *drive)
 {
     for (; rig_record(&drive->session, drive->seen) != NULL; drive->seen++) {
         const struct result_record record = *rig_record(&drive->session, drive->seen);
-        switch ((enum result_kind)record.kind) {
-        case RESULT_TOKEN: on_token(drive, &record); break;
-        case RESULT_FINISHED: seq_of(drive, record.seq_id)->is_over = true; break;
-        case RESULT_FAILED:
-            seq_of(drive, record.seq_id)->is_over = true;
-            seq_of(drive, record.seq_id)->has_failed = true;
-            break;
-        case RESULT_STEP_DONE: on_step_done(drive, &record); break;
-        case RESULT_REFUSED: on_refused(drive, &record); break;
-        case RESULT_LOGPROBS:
-        case RESULT_ADMITTED:
-        case RESULT_STATE:
-        case RESULT_PONG: break;
-        }
+        read_record(drive, &record);
     }
     rig_read_all(&drive->session);
 }
@@ -182,8 +224,9 @@ static uint32_t segment_tokens(const struct drive *drive, const struct drive_seq
 static bool plan_row(struct drive *drive, uint32_t index, uint32_t budget, struct wire_row *out_row)
 {
     const struct drive_seq *seq = &drive->seqs[index];
-    *out_row = (struct wire_row){.seq_id = drive->first_id + index};
-    if (seq->is_over || budget == 0 || seq->launched + 1 >= seq->admit.max_total) {
+    *out_row = (struct wire_row){.seq_id = seq->admit.seq_id};
+    if (seq->is_over || !seq->is_admitted || budget == 0 ||
+        seq->launched + 1 >= seq->admit.max_total) {
         return false;
     }
     if (is_at_prompt(seq)) {
@@ -216,6 +259,7 @@ static void plan_rows(struct drive *drive, struct drive_step *step, struct wire_
         }
         uint32_t count = num_max(1, rows[step->row_count].count);
         step->seqs[step->row_count] = i;
+        step->ids[step->row_count] = seq->admit.seq_id;
         step->counts[step->row_count] = count;
         seq->launched += count;
         step->samples[step->row_count++] = !is_at_prompt(seq);
@@ -278,40 +322,104 @@ static bool is_over(const struct drive *drive)
     return over;
 }
 
+static void admit(struct drive *drive, struct drive_seq *seq)
+{
+    seq->admit.seq_id = drive->next_id++;
+    seq->digest = 0xcbf29ce484222325ULL;
+    rig_admit(&drive->session, &seq->admit);
+}
+
+static void release(struct drive *drive, struct drive_seq *seq)
+{
+    if (!seq->is_released) {
+        rig_release(&drive->session, seq->admit.seq_id);
+    }
+    seq->is_released = true;
+    seq->is_over = true;
+}
+
+void drive_cancel(struct drive *drive, uint32_t index)
+{
+    rig_cancel(&drive->session, drive->seqs[index].admit.seq_id);
+}
+
+void drive_drop(struct drive *drive, uint32_t index)
+{
+    release(drive, &drive->seqs[index]);
+}
+
+/* Requests that are over make place for others. */
+static void turn_over(struct drive *drive)
+{
+    if (drive->on_turn != NULL) {
+        drive->on_turn(drive->context, drive);
+    }
+    for (uint32_t i = 0; drive->next != NULL && i < drive->seq_count; i++) {
+        struct drive_seq *seq = &drive->seqs[i];
+        if (seq->is_over && drive->next(drive->context, drive, i)) {
+            release(drive, seq);
+            *seq = (struct drive_seq){.admit = seq->admit};
+            admit(drive, seq);
+        }
+    }
+}
+
+/* STEPs until there are enough or nothing is left to plan; then the core must launch what fits. */
+static void plan_ahead(struct drive *drive)
+{
+    bool is_planned = true;
+    while (is_planned && drive->step_count < drive->options.ahead && !is_over(drive)) {
+        uint32_t before = drive->step_count;
+        plan_step(drive);
+        is_planned = drive->step_count > before;
+    }
+    drive->runner.is_holding = true;
+    rig_advance(&drive->rig);
+    drive->runner.is_holding = false;
+    const struct session_progress *progress = &drive->rig.progress;
+    drive->drained_count += progress->queued_steps > 0 &&
+                            progress->steps_in_flight < drive->options.limits.pipeline_depth;
+}
+
+/* Until the oldest step is done, unless something is there to be read already. */
+static void wait_for_step(struct drive *drive)
+{
+    struct runner *runner = &drive->runner.super;
+    uint64_t deadline_ns = clock_now_ns() + PATIENCE_NS;
+    rig_advance(&drive->rig);
+    while (drive->rig.progress.steps_in_flight > 0 &&
+           rig_record(&drive->session, drive->seen) == NULL) {
+        (void)runner->table->wait(runner, deadline_ns); /* may end early: the loop looks */
+        rig_advance(&drive->rig);
+        if (clock_now_ns() >= deadline_ns) {
+            test_fail(__FILE__, __LINE__, "no step was done in %llu s: %u in flight, %u queued",
+                      PATIENCE_NS / CLOCK_NS_PER_SEC, drive->rig.progress.steps_in_flight,
+                      drive->rig.progress.queued_steps);
+        }
+    }
+}
+
 void drive_run(struct drive *drive, struct drive_seq *seqs, uint32_t seq_count)
 {
     test_true(seq_count <= DRIVE_MAX_SEQS && drive->options.ahead <= DRIVE_MAX_AHEAD);
     drive->seqs = seqs;
     drive->seq_count = seq_count;
-    drive->first_id = drive->next_id;
-    drive->next_id += seq_count;
     for (uint32_t i = 0; i < seq_count; i++) {
-        seqs[i].admit.seq_id = drive->first_id + i;
-        rig_admit(&drive->session, &seqs[i].admit);
+        admit(drive, &seqs[i]);
     }
     while (!is_over(drive)) {
         drive->rig.now_ns = clock_now_ns();
         rig_advance(&drive->rig);
         read_records(drive);
-        while (drive->step_count < drive->options.ahead && !is_over(drive)) {
-            uint32_t before = drive->step_count;
-            plan_step(drive);
-            if (drive->step_count == before) {
-                break;
-            }
-        }
+        turn_over(drive);
+        plan_ahead(drive);
         if (drive->options.checks_local_pages) {
             check_local_pages(drive);
         }
-        rig_advance(&drive->rig);
-        if (drive->rig.progress.steps_in_flight > 0 &&
-            rig_record(&drive->session, drive->seen) == NULL) {
-            const struct runner_table *table = drive->runner->table;
-            test_true(table->wait(drive->runner, clock_now_ns() + PATIENCE_NS));
-        }
+        wait_for_step(drive);
     }
     for (uint32_t i = 0; i < seq_count; i++) {
-        rig_release(&drive->session, drive->first_id + i);
+        release(drive, &seqs[i]);
     }
     rig_advance(&drive->rig);
     read_records(drive);

@@ -250,6 +250,16 @@ struct runner_result driver_step(struct driver *driver, const struct driver_row 
     return result;
 }
 
+bool driver_is_same_logprob(const struct runner_logprob *a, const struct runner_logprob *b)
+{
+    bool is_same = a->token == b->token && a->logprob == b->logprob && a->rank == b->rank &&
+                   a->pair_count == b->pair_count;
+    for (uint32_t i = 0; is_same && i < a->pair_count; i++) {
+        is_same = a->ids[i] == b->ids[i] && a->logprobs[i] == b->logprobs[i];
+    }
+    return is_same;
+}
+
 uint32_t driver_generate(struct driver *driver, uint32_t slot, const struct plan_admit *admit,
                          uint32_t chunk, uint32_t *tokens, uint32_t cap)
 {

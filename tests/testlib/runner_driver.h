@@ -82,6 +82,9 @@ void driver_collect(struct driver *driver, const struct driver_row *rows, uint32
 struct runner_result driver_step(struct driver *driver, const struct driver_row *rows,
                                  uint32_t row_count);
 
+/* Equal in every bit that a record holds. */
+bool driver_is_same_logprob(const struct runner_logprob *a, const struct runner_logprob *b);
+
 /* Prompt in segments of chunk tokens, then one token per step, into tokens [cap]; returns how many,
  * the stop token included. */
 uint32_t driver_generate(struct driver *driver, uint32_t slot, const struct plan_admit *admit,
