@@ -177,8 +177,3 @@ enum err_code api_plan_build(const struct api_request *request,
     }
     return code;
 }
-
-bool api_plan_is_stop_id(const struct api_plan *plan, uint32_t token)
-{
-    return holds(plan->admit.stop_ids.at, plan->admit.stop_ids.count, token);
-}

@@ -26,15 +26,12 @@ struct api_plan {
 /* Put the checkpoint's BOS before the ids of a raw text prompt unless it is there. */
 void api_plan_add_bos(const struct checkpoint_info *checkpoint, struct tok_ids *prompt);
 
-/* prompt: borrowed until the plan was submitted.  The seed is the request's, or 0 to be replaced by the caller.
- * Errors: ERR_ARGUMENT, ERR_LIMIT (names both numbers). */
+/* prompt, request and checkpoint are borrowed until the plan is submitted.  The seed is the request's;
+ * 0 where it has none: the caller draws one.  Errors: ERR_ARGUMENT, ERR_LIMIT (names both numbers). */
 ERR_NODISCARD enum err_code api_plan_build(const struct api_request *request,
                                            const struct checkpoint_info *checkpoint,
                                            const struct api_limits *limits,
                                            const struct tok_ids *prompt, struct api_plan *out_plan,
                                            struct api_error *error);
-
-/* True where the id ends the output when it is sampled. */
-bool api_plan_is_stop_id(const struct api_plan *plan, uint32_t token);
 
 #endif

@@ -15,17 +15,6 @@ static const enum req_state next_states[REQ_STATE_COUNT][REQ_EVENT_COUNT] = {
 #undef NEXT
 };
 
-static const char *const state_texts[REQ_STATE_COUNT] = {
-    [REQ_STATE_INVALID] = "INVALID",
-#define STATE(name) [REQ_STATE_##name] = #name,
-#define EVENT(name)
-#define NEXT(from, event, to)
-#include "frontend/request.def"
-#undef STATE
-#undef EVENT
-#undef NEXT
-};
-
 static enum err_code check_bounds(const struct engine_request *request, struct err *err)
 {
     const struct plan_admit *admit = &request->admit;
@@ -192,11 +181,6 @@ bool req_check(const struct req *req)
     case REQ_STATE_COUNT: break;
     }
     return false;
-}
-
-const char *req_state_text(enum req_state state)
-{
-    return state_texts[state];
 }
 
 uint32_t req_pair_count(uint32_t logprobs)

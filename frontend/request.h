@@ -125,8 +125,6 @@ bool req_is_live(const struct req *req);
 /* True when the invariants of the state hold. */
 bool req_check(const struct req *req);
 
-const char *req_state_text(enum req_state state);
-
 /* Pairs that come with each token: admit.logprobs less the chosen one. */
 uint32_t req_pair_count(uint32_t logprobs);
 

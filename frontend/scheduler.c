@@ -157,12 +157,6 @@ enum err_code sched_submit(struct sched *sched, struct req *req, uint64_t now_ns
     return ERR_OK;
 }
 
-void sched_count_rejected(struct sched *sched)
-{
-    sched->stats.arrived++;
-    sched->stats.rejected++;
-}
-
 void sched_cancel(struct sched *sched, uint64_t request_id, uint64_t now_ns)
 {
     struct req *req = table_find(sched, request_id);

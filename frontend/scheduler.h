@@ -97,9 +97,6 @@ void sched_destroy(struct sched *sched, uint64_t now_ns);
 ERR_NODISCARD enum err_code sched_submit(struct sched *sched, struct req *req, uint64_t now_ns,
                                          struct err *err);
 
-/* A refusal that happened before sched_submit: the counters shall add up. */
-void sched_count_rejected(struct sched *sched);
-
 /* The owner gets FINISHED(CANCEL) during the call; unknown ids are ignored. */
 void sched_cancel(struct sched *sched, uint64_t request_id, uint64_t now_ns);
 

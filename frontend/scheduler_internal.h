@@ -71,7 +71,6 @@ struct sched {
     uint32_t live_running;   /* those whose owner still waits */
     struct req **buckets;    /* owned: live requests by id, [bucket_count] chains */
     uint32_t bucket_count;   /* a power of two */
-    uint64_t next_arrival_seq;
 
     bool is_attached;
     bool was_attached;

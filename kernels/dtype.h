@@ -1,22 +1,9 @@
-/* Element types of device memory, and the one rounding that they share. */
+/* bf16 values, kept as uint16_t (the upper half of a float), and the one rounding to them. */
 #ifndef KERNELS_DTYPE_H
 #define KERNELS_DTYPE_H
 
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-enum k_dtype {
-    K_DTYPE_BF16, /* uint16_t: the upper half of a float */
-    K_DTYPE_F32,
-    K_DTYPE_U32,
-    K_DTYPE_COUNT,
-};
-
-static inline size_t k_dtype_bytes(enum k_dtype dtype)
-{
-    return dtype == K_DTYPE_BF16 ? 2 : 4;
-}
 
 static inline float k_f32_from_bf16(uint16_t value)
 {

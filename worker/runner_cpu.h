@@ -31,12 +31,4 @@ ERR_NODISCARD enum err_code runner_cpu_create(const struct model_config *config,
                                               const struct runner_cpu_options *options,
                                               struct runner **out_runner, struct err *err);
 
-/* Bytes of one page of a family: K and V of page_tokens tokens in every layer that owns KV. */
-uint64_t runner_cpu_page_bytes(const struct model_config *config, enum runner_family family,
-                               uint32_t page_tokens);
-
-/* Bytes that a runner of these limits takes beside its pages: slot state, tables, workspaces. */
-uint64_t runner_cpu_workspace_bytes(const struct model_config *config,
-                                    const struct runner_limits *limits);
-
 #endif

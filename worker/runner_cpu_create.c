@@ -124,27 +124,3 @@ enum err_code runner_cpu_create(const struct model_config *config, const struct 
     *out_runner = &runner->super;
     return ERR_OK;
 }
-
-uint64_t runner_cpu_page_bytes(const struct model_config *config, enum runner_family family,
-                               uint32_t page_tokens)
-{
-    return forward_page_bytes(config, family, page_tokens);
-}
-
-uint64_t runner_cpu_workspace_bytes(const struct model_config *config,
-                                    const struct runner_limits *limits)
-{
-    struct k_cpu_options options = cpu_options(config, limits, usable_cores());
-    uint64_t table_pages = (uint64_t)stage_table_pages(limits, RUNNER_FAMILY_LOCAL) +
-                           stage_table_pages(limits, RUNNER_FAMILY_GLOBAL);
-    uint64_t per_slot = sizeof(struct k_sampler) +
-                        ((uint64_t)limits->vocab_tokens + table_pages) * sizeof(uint32_t);
-    uint64_t per_step_row = sizeof(struct k_row) + sizeof(struct k_logprob) +
-                            (uint64_t)stage_mask_words(limits) * sizeof(uint32_t);
-    uint64_t per_step = stage_max_patches(limits) * sizeof(struct k_patch) +
-                        limits->max_step_rows * per_step_row +
-                        limits->max_step_tokens * (sizeof(struct k_logprob) + 2 * sizeof(uint32_t));
-    return forward_workspace_bytes(config, limits) + k_cpu_stream_bytes(&options) +
-           limits->slots * per_slot + (limits->pipeline_depth + 1) * per_step +
-           (uint64_t)RUNNER_CPU_LOGIT_ROWS * limits->vocab_tokens * sizeof(uint16_t);
-}

@@ -363,11 +363,6 @@ void session_close(struct session *session)
     sweep_sessions(core);
 }
 
-void session_set_quota(struct session *session, const struct session_quota *quota)
-{
-    session->quota = *quota;
-}
-
 bool session_can_receive(const struct session *session)
 {
     return !inbox_is_full(&session->inbox);

@@ -116,9 +116,6 @@ ERR_NODISCARD enum err_code session_open(struct session_core *core, uint64_t epo
  * (at once when there are none).  The handle is gone.  Null is fine. */
 void session_close(struct session *session);
 
-/* A smaller quota takes nothing back: new pages are granted once less than that is held. */
-void session_set_quota(struct session *session, const struct session_quota *quota);
-
 /* False while the session's queue is full: leave messages on the socket. */
 bool session_can_receive(const struct session *session);
 

@@ -39,7 +39,6 @@ struct session {
     uint32_t sequence_count;    /* alive */
     uint32_t owed_finished;     /* sequences with an owed_msg_seq */
     struct result_figures told; /* figures of the last record that had any */
-    uint32_t told_sequences;
     bool needs_flush;
 };
 

@@ -30,9 +30,6 @@ ERR_NODISCARD enum err_code k_cpu_stream_create(const struct k_cpu_options *opti
                                                 struct k_stream **out_stream, struct err *err);
 void k_cpu_stream_destroy(struct k_stream *stream);
 
-/* Bytes that k_cpu_stream_create takes. */
-uint64_t k_cpu_stream_bytes(const struct k_cpu_options *options);
-
 const struct k_ops *k_cpu_ops(void);
 
 #endif

@@ -33,12 +33,6 @@ static size_t scratch_bytes(const struct k_cpu_shape *shape)
     return num_align_up(most > sample ? most : sample, 128);
 }
 
-uint64_t k_cpu_stream_bytes(const struct k_cpu_options *options)
-{
-    return (uint64_t)options->threads * scratch_bytes(&options->shape) +
-           2UL * BF16_VALUES * sizeof(uint16_t);
-}
-
 enum err_code k_cpu_stream_create(const struct k_cpu_options *options, struct k_stream **out_stream,
                                   struct err *err)
 {

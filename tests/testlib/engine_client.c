@@ -155,11 +155,6 @@ bool client_wait_status(struct engine *engine, bool (*holds)(const struct engine
     return true;
 }
 
-bool client_is_attached(const struct engine_status *status)
-{
-    return status->is_attached;
-}
-
 bool client_is_ready(const struct engine_status *status)
 {
     return status->is_ready;

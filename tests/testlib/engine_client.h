@@ -48,7 +48,6 @@ uint32_t client_token(struct client *client, uint32_t index);
 /* Polls the engine's status until the condition holds; false at the deadline. */
 bool client_wait_status(struct engine *engine, bool (*holds)(const struct engine_status *status),
                         uint64_t timeout_ns);
-bool client_is_attached(const struct engine_status *status);
 bool client_is_ready(const struct engine_status *status);
 bool client_is_detached(const struct engine_status *status);
 

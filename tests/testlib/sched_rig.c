@@ -149,7 +149,6 @@ enum err_code rig_submit(struct rig *rig, struct rig_request *request,
     struct req *req = NULL;
     enum err_code code = req_create(engine_request, &req, err);
     if (code != ERR_OK) {
-        sched_count_rejected(rig->sched);
         return code;
     }
     req->request_id = rig->next_request_id++;

@@ -55,15 +55,6 @@ void st_writer_finish(const struct st_writer *writer, struct buf *out)
     buf_append(out, buf_text(&writer->data), writer->data.used_bytes);
 }
 
-void st_file_bytes(const char *header, size_t data_bytes, struct buf *out)
-{
-    append_length(out, strlen(header));
-    buf_append_text(out, header);
-    for (size_t i = 0; i < data_bytes; i++) {
-        buf_append_char(out, '\0');
-    }
-}
-
 void st_write_file(const char *path, const struct buf *bytes)
 {
     FILE *file = fopen(path, "wb");

@@ -24,9 +24,6 @@ void st_writer_add(struct st_writer *writer, const char *name, const char *dtype
 /* The file's bytes into out. */
 void st_writer_finish(const struct st_writer *writer, struct buf *out);
 
-/* Length, any header text, data_bytes zero bytes. */
-void st_file_bytes(const char *header, size_t data_bytes, struct buf *out);
-
 void st_write_file(const char *path, const struct buf *bytes);
 void st_writer_save(const struct st_writer *writer, const char *path);
 

@@ -61,13 +61,14 @@ static void test_the_usual_life(void)
     static const enum req_event events[] = {
         REQ_EVENT_ADMIT,   REQ_EVENT_ADMITTED, REQ_EVENT_PLANNED, REQ_EVENT_UNPLANNED,
         REQ_EVENT_PLANNED, REQ_EVENT_END,      REQ_EVENT_RELEASE};
-    static const char *const texts[] = {"ADMITTING", "PROMPT", "DECODE", "PROMPT",
-                                        "DECODE",    "ENDED",  "GONE"};
-    test_eq_str(req_state_text(req->state), "QUEUED");
+    static const enum req_state states[] = {REQ_STATE_ADMITTING, REQ_STATE_PROMPT, REQ_STATE_DECODE,
+                                            REQ_STATE_PROMPT,    REQ_STATE_DECODE, REQ_STATE_ENDED,
+                                            REQ_STATE_GONE};
+    test_eq_u64(req->state, REQ_STATE_QUEUED);
     for (uint32_t i = 0; i < 7; i++) {
         test_eq_u64(req_is_live(req), i < 6);
         req_step(req, events[i]);
-        test_eq_str(req_state_text(req->state), texts[i]);
+        test_eq_u64(req->state, states[i]);
     }
     req_destroy(req);
 }
