@@ -8,7 +8,7 @@
 #include "proto/result.h"
 
 enum {
-    ENVELOPE_PARTS = 2, /* type, fields */
+    HEAD_COUNT = 1, /* the type */
     CHUNK_BYTES = 8192,
 };
 
@@ -33,10 +33,6 @@ static const struct wire_message tables[] = {
 #undef MESSAGE
 #undef FIELD
 #undef END
-};
-
-enum {
-    TABLE_COUNT = sizeof(tables) / sizeof(tables[0])
 };
 
 static const struct {
@@ -74,55 +70,38 @@ static const struct {
 #undef LIMIT_F32
 };
 
+static const struct wire_envelope envelope = {
+    .name = "hello",
+    .messages = tables,
+    .message_count = sizeof(tables) / sizeof(tables[0]),
+    .head_count = HEAD_COUNT,
+    .max_bytes = HELLO_MAX_MESSAGE_BYTES,
+};
+
 const struct wire_message *hello_table(uint32_t type)
 {
-    if (type >= TABLE_COUNT || tables[type].name == NULL) {
-        return NULL;
-    }
-    return &tables[type];
+    return wire_find(&envelope, type);
 }
 
 enum err_code hello_encode(const struct hello_message *message, struct buf *out, struct err *err)
 {
-    const struct wire_message *table = hello_table((uint32_t)message->type);
-    if (table == NULL) {
-        return err_set(err, ERR_INTERNAL, "hello: no message type %u", (uint32_t)message->type);
-    }
-    size_t start_bytes = out->used_bytes;
-    wire_put_array(out, ENVELOPE_PARTS);
-    wire_put_u64(out, message->type);
-    enum err_code code = wire_encode_fields(table, &message->as, out, err);
-    if (code != ERR_OK) {
-        buf_truncate(out, start_bytes);
-    }
-    return code;
+    const uint64_t head[HEAD_COUNT] = {message->type};
+    return wire_encode(&envelope, head, &message->as, out, err);
 }
 
 enum err_code hello_decode(const void *bytes, size_t byte_count, struct mem_arena *arena,
                            struct hello_message *out_message, struct err *err)
 {
-    struct wire_reader reader;
-    wire_reader_init(&reader, bytes, byte_count);
     struct hello_message message = {0};
-    uint32_t part_count = wire_get_array(&reader);
-    uint64_t type = wire_get_u64(&reader);
-    if (reader.error.code == ERR_OK && part_count != ENVELOPE_PARTS) {
-        return err_set(err, ERR_FORMAT, "hello: %u parts, want %u", part_count, ENVELOPE_PARTS);
+    struct wire_bytes whole = {bytes, byte_count};
+    uint64_t head[HEAD_COUNT];
+    enum err_code code = wire_decode(&envelope, &whole, arena, head, &message.as, err);
+    if (code != ERR_OK) {
+        return code;
     }
-    const struct wire_message *table = type > UINT32_MAX ? NULL : hello_table((uint32_t)type);
-    if (reader.error.code == ERR_OK && table == NULL) {
-        return err_set(err, ERR_FORMAT, "hello: unknown message type %llu",
-                       (unsigned long long)type);
-    }
-    if (table != NULL) {
-        message.type = (enum hello_type)type;
-        wire_get_fields(&reader, table, &message.as, arena);
-    }
-    enum err_code code = wire_reader_finish(&reader, err);
-    if (code == ERR_OK) {
-        *out_message = message;
-    }
-    return code;
+    message.type = (enum hello_type)head[0];
+    *out_message = message;
+    return ERR_OK;
 }
 
 void hello_dump(const struct hello_message *message, struct buf *out)

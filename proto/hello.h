@@ -53,11 +53,17 @@ struct hello_message {
     } as;
 };
 
+/* Append the message's bytes to out.  Errors: ERR_LIMIT (a field over its bound). */
 ERR_NODISCARD enum err_code hello_encode(const struct hello_message *message, struct buf *out,
                                          struct err *err);
+
+/* Texts of *out_message live in arena (plan_decode_arena_bytes is enough).  Errors: ERR_FORMAT,
+ * ERR_LIMIT, ERR_MEMORY (arena full). */
 ERR_NODISCARD enum err_code hello_decode(const void *bytes, size_t byte_count,
                                          struct mem_arena *arena, struct hello_message *out_message,
                                          struct err *err);
+
+/* One line of text, for messages and golden files. */
 void hello_dump(const struct hello_message *message, struct buf *out);
 
 /* The table of one message type; null for an unknown type. */

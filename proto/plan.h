@@ -61,7 +61,7 @@ ERR_NODISCARD enum err_code plan_decode(const void *bytes, size_t byte_count,
 /* Arena bytes that are enough for any message of byte_count encoded bytes. */
 size_t plan_decode_arena_bytes(size_t byte_count);
 
-/* One line of text, for dumps. */
+/* One line of text, for messages and golden files. */
 void plan_dump(const struct plan_message *message, struct buf *out);
 
 /* The table of one message type; null for an unknown type. */

@@ -1,4 +1,4 @@
-/* Writes the fields of a message through msgpack-c; the only file that includes it. */
+/* Writes messages through msgpack-c; the only file that includes it. */
 #include "proto/wire.h"
 
 #include <math.h>
@@ -113,36 +113,44 @@ static enum err_code put_value(const struct wire_message *message, const struct 
                    (int)field->kind);
 }
 
-enum err_code wire_encode_fields(const struct wire_message *message, const void *record,
-                                 struct buf *out, struct err *err)
+static enum err_code put_fields(const struct wire_message *message, const void *record,
+                                msgpack_packer *packer, struct err *err)
 {
-    size_t start_bytes = out->used_bytes;
-    msgpack_packer packer;
-    msgpack_packer_init(&packer, out, on_write);
-    (void)msgpack_pack_map(&packer, message->field_count);
+    (void)msgpack_pack_map(packer, message->field_count);
     for (uint32_t i = 0; i < message->field_count; i++) {
         const struct wire_field *field = &message->fields[i];
-        (void)msgpack_pack_uint32(&packer, field->key);
+        (void)msgpack_pack_uint32(packer, field->key);
         const void *at = (const unsigned char *)record + field->offset_bytes;
-        enum err_code code = put_value(message, field, at, &packer, err);
+        enum err_code code = put_value(message, field, at, packer, err);
         if (code != ERR_OK) {
-            buf_truncate(out, start_bytes);
             return code;
         }
     }
     return ERR_OK;
 }
 
-void wire_put_array(struct buf *out, uint32_t count)
+enum err_code wire_encode(const struct wire_envelope *envelope, const uint64_t *head,
+                          const void *record, struct buf *out, struct err *err)
 {
+    const struct wire_message *message = wire_find(envelope, head[0]);
+    if (message == NULL) {
+        return err_set(err, ERR_INTERNAL, "%s: no message type %llu", envelope->name,
+                       (unsigned long long)head[0]);
+    }
+    size_t start_bytes = out->used_bytes;
     msgpack_packer packer;
     msgpack_packer_init(&packer, out, on_write);
-    (void)msgpack_pack_array(&packer, count);
-}
-
-void wire_put_u64(struct buf *out, uint64_t value)
-{
-    msgpack_packer packer;
-    msgpack_packer_init(&packer, out, on_write);
-    (void)msgpack_pack_uint64(&packer, value);
+    (void)msgpack_pack_array(&packer, envelope->head_count + 1);
+    for (uint32_t i = 0; i < envelope->head_count; i++) {
+        (void)msgpack_pack_uint64(&packer, head[i]);
+    }
+    enum err_code code = put_fields(message, record, &packer, err);
+    if (code == ERR_OK && out->used_bytes - start_bytes > envelope->max_bytes) {
+        code = err_set(err, ERR_LIMIT, "%s: %zu bytes, at most %zu", message->name,
+                       out->used_bytes - start_bytes, envelope->max_bytes);
+    }
+    if (code != ERR_OK) {
+        buf_truncate(out, start_bytes);
+    }
+    return code;
 }

@@ -87,34 +87,36 @@ struct wire_message {
     size_t struct_bytes;
 };
 
-/* Append {key: value, ...} of record to out; on an error out is as before.  ERR_LIMIT names a field
- * over its bound or a float that is not finite. */
-ERR_NODISCARD enum err_code wire_encode_fields(const struct wire_message *message,
-                                               const void *record, struct buf *out,
-                                               struct err *err);
-
-/* Append an array header and an unsigned integer: the parts around the fields. */
-void wire_put_array(struct buf *out, uint32_t count);
-void wire_put_u64(struct buf *out, uint64_t value);
-
-/* Reads a whole message front to back; keeps the first error and turns later calls into no-ops. */
-struct wire_reader {
-    const unsigned char *bytes; /* borrowed */
-    size_t byte_count;
-    size_t offset_bytes;
-    struct err error; /* code ERR_OK while all is well */
+/* How the messages of one .def file travel: [type, further head numbers, {key: value, ...}]. */
+struct wire_envelope {
+    const char *name;                    /* for errors: "plan" */
+    const struct wire_message *messages; /* [message_count] by type; null name: no such type */
+    uint32_t message_count;
+    uint32_t head_count; /* numbers before the fields, the type first */
+    size_t max_bytes;    /* of an encoded message */
 };
 
-void wire_reader_init(struct wire_reader *reader, const void *bytes, size_t byte_count);
-uint32_t wire_get_array(struct wire_reader *reader); /* 0 after an error */
-uint64_t wire_get_u64(struct wire_reader *reader);   /* 0 after an error */
-void wire_get_fields(struct wire_reader *reader, const struct wire_message *message, void *record,
-                     struct mem_arena *arena);
+/* Null for an unknown type. */
+const struct wire_message *wire_find(const struct wire_envelope *envelope, uint64_t type);
 
-/* The reader's first error, or ERR_FORMAT where bytes are left over. */
-ERR_NODISCARD enum err_code wire_reader_finish(const struct wire_reader *reader, struct err *err);
+/* Append a message: head [head_count], record is the struct of type head[0].  On an error out is as
+ * before.  Errors: ERR_LIMIT (a field over its bound, a float that is not finite, more than
+ * max_bytes), ERR_INTERNAL (no such type). */
+ERR_NODISCARD enum err_code wire_encode(const struct wire_envelope *envelope, const uint64_t *head,
+                                        const void *record, struct buf *out, struct err *err);
 
-/* One line: name field=value ...; long arrays are cut.  For --record dumps and logs. */
+struct wire_bytes {
+    const void *at; /* borrowed during the call */
+    size_t byte_count;
+};
+
+/* The reverse: head [head_count], record with room for the largest struct; both are scratch after
+ * an error.  Arrays lie in arena.  Errors: ERR_FORMAT, ERR_LIMIT, ERR_MEMORY (arena full). */
+ERR_NODISCARD enum err_code wire_decode(const struct wire_envelope *envelope,
+                                        const struct wire_bytes *bytes, struct mem_arena *arena,
+                                        uint64_t *head, void *record, struct err *err);
+
+/* One line: name field=value ...; long arrays are cut.  For messages, and for golden files. */
 void wire_dump(const struct wire_message *message, const void *record, struct buf *out);
 
 /* FNV-1a over names, keys, kinds and bounds; and its parts, for facts that stand in no table. */

@@ -22,10 +22,18 @@ enum {
     BIAS_MIN_BYTES = 7,
 };
 
-static void fail(struct wire_reader *reader, enum err_code code, const char *format, ...)
+/* Reads a whole message front to back; keeps the first error and turns later calls into no-ops. */
+struct reader {
+    const unsigned char *bytes; /* borrowed */
+    size_t byte_count;
+    size_t offset_bytes;
+    struct err error; /* code ERR_OK while all is well */
+};
+
+static void fail(struct reader *reader, enum err_code code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-static void fail(struct wire_reader *reader, enum err_code code, const char *format, ...)
+static void fail(struct reader *reader, enum err_code code, const char *format, ...)
 {
     if (reader->error.code != ERR_OK) {
         return;
@@ -38,18 +46,18 @@ static void fail(struct wire_reader *reader, enum err_code code, const char *for
     (void)err_set(&reader->error, code, "%s", text); /* returns the code just given */
 }
 
-static bool is_ok(const struct wire_reader *reader)
+static bool is_ok(const struct reader *reader)
 {
     return reader->error.code == ERR_OK;
 }
 
-static size_t left_bytes(const struct wire_reader *reader)
+static size_t left_bytes(const struct reader *reader)
 {
     return reader->byte_count - reader->offset_bytes;
 }
 
 /* The next byte_count bytes, or null with the error set. */
-static const unsigned char *take_bytes(struct wire_reader *reader, size_t byte_count)
+static const unsigned char *take_bytes(struct reader *reader, size_t byte_count)
 {
     if (!is_ok(reader)) {
         return NULL;
@@ -64,7 +72,7 @@ static const unsigned char *take_bytes(struct wire_reader *reader, size_t byte_c
     return at;
 }
 
-static uint64_t take_big_endian(struct wire_reader *reader, size_t byte_count)
+static uint64_t take_big_endian(struct reader *reader, size_t byte_count)
 {
     const unsigned char *at = take_bytes(reader, byte_count);
     uint64_t value = 0;
@@ -74,19 +82,19 @@ static uint64_t take_big_endian(struct wire_reader *reader, size_t byte_count)
     return value;
 }
 
-static unsigned take_tag(struct wire_reader *reader)
+static unsigned take_tag(struct reader *reader)
 {
     return (unsigned)take_big_endian(reader, 1);
 }
 
-static void wrong_type(struct wire_reader *reader, unsigned tag, const char *wanted)
+static void wrong_type(struct reader *reader, unsigned tag, const char *wanted)
 {
     fail(reader, ERR_FORMAT, "byte %zu: 0x%02x does not begin %s", reader->offset_bytes - 1, tag,
          wanted);
 }
 
 /* Non-negative values of the signed forms are the same numbers and are taken. */
-static uint64_t take_signed(struct wire_reader *reader, size_t byte_count)
+static uint64_t take_signed(struct reader *reader, size_t byte_count)
 {
     assert(byte_count > 0);
     uint64_t value = take_big_endian(reader, byte_count);
@@ -97,7 +105,7 @@ static uint64_t take_signed(struct wire_reader *reader, size_t byte_count)
     return value;
 }
 
-uint64_t wire_get_u64(struct wire_reader *reader)
+static uint64_t take_u64(struct reader *reader)
 {
     unsigned tag = take_tag(reader);
     if (!is_ok(reader)) {
@@ -120,9 +128,9 @@ uint64_t wire_get_u64(struct wire_reader *reader)
     return 0;
 }
 
-static uint32_t take_u32(struct wire_reader *reader)
+static uint32_t take_u32(struct reader *reader)
 {
-    uint64_t value = wire_get_u64(reader);
+    uint64_t value = take_u64(reader);
     if (value > UINT32_MAX) {
         fail(reader, ERR_FORMAT, "%llu does not fit 32 bits", (unsigned long long)value);
         return 0;
@@ -130,7 +138,7 @@ static uint32_t take_u32(struct wire_reader *reader)
     return (uint32_t)value;
 }
 
-static float take_f32(struct wire_reader *reader)
+static float take_f32(struct reader *reader)
 {
     unsigned tag = take_tag(reader);
     double value = 0;
@@ -152,7 +160,7 @@ static float take_f32(struct wire_reader *reader)
     return is_ok(reader) ? (float)value : 0;
 }
 
-static bool take_bool(struct wire_reader *reader)
+static bool take_bool(struct reader *reader)
 {
     unsigned tag = take_tag(reader);
     if (is_ok(reader) && tag != 0xc2 && tag != 0xc3) {
@@ -162,7 +170,7 @@ static bool take_bool(struct wire_reader *reader)
 }
 
 /* Count of an array or map: fix form, or the 16 and 32 bit forms that follow it. */
-static uint32_t take_count(struct wire_reader *reader, unsigned fix_tag, unsigned wide_tag,
+static uint32_t take_count(struct reader *reader, unsigned fix_tag, unsigned wide_tag,
                            const char *wanted)
 {
     unsigned tag = take_tag(reader);
@@ -179,12 +187,12 @@ static uint32_t take_count(struct wire_reader *reader, unsigned fix_tag, unsigne
     return 0;
 }
 
-uint32_t wire_get_array(struct wire_reader *reader)
+static uint32_t take_array(struct reader *reader)
 {
     return take_count(reader, 0x90, 0xdc, "an array");
 }
 
-static void get_text(struct wire_reader *reader, const struct wire_field *field,
+static void get_text(struct reader *reader, const struct wire_field *field,
                      struct wire_text *out_text, struct mem_arena *arena)
 {
     unsigned tag = take_tag(reader);
@@ -214,12 +222,12 @@ static void get_text(struct wire_reader *reader, const struct wire_field *field,
 }
 
 /* Header of an array field and room for its elements; null for an empty array or an error. */
-static void *open_array(struct wire_reader *reader, const struct wire_field *field,
+static void *open_array(struct reader *reader, const struct wire_field *field,
                         struct mem_arena *arena, const size_t sizes[2], uint32_t *out_count)
 {
     size_t min_bytes = sizes[0];
     size_t elem_bytes = sizes[1];
-    uint32_t count = wire_get_array(reader);
+    uint32_t count = take_array(reader);
     *out_count = 0;
     if (!is_ok(reader) || count == 0) {
         return NULL;
@@ -241,7 +249,7 @@ static void *open_array(struct wire_reader *reader, const struct wire_field *fie
     return elems;
 }
 
-static void get_u32s(struct wire_reader *reader, const struct wire_field *field,
+static void get_u32s(struct reader *reader, const struct wire_field *field,
                      struct wire_u32_array *out_array, struct mem_arena *arena)
 {
     const size_t sizes[2] = {U32_MIN_BYTES, sizeof(uint32_t)};
@@ -253,14 +261,14 @@ static void get_u32s(struct wire_reader *reader, const struct wire_field *field,
     *out_array = (struct wire_u32_array){elems, count};
 }
 
-static void get_biases(struct wire_reader *reader, const struct wire_field *field,
+static void get_biases(struct reader *reader, const struct wire_field *field,
                        struct wire_bias_array *out_array, struct mem_arena *arena)
 {
     const size_t sizes[2] = {BIAS_MIN_BYTES, sizeof(struct wire_bias)};
     uint32_t count;
     struct wire_bias *elems = open_array(reader, field, arena, sizes, &count);
     for (uint32_t i = 0; i < count && is_ok(reader); i++) {
-        uint32_t part_count = wire_get_array(reader);
+        uint32_t part_count = take_array(reader);
         if (is_ok(reader) && part_count != 2) {
             fail(reader, ERR_FORMAT, "bias %u: %u parts, want 2", i, part_count);
         }
@@ -270,13 +278,13 @@ static void get_biases(struct wire_reader *reader, const struct wire_field *fiel
     *out_array = (struct wire_bias_array){elems, count};
 }
 
-static void get_row(struct wire_reader *reader, uint32_t index, struct wire_row *out_row)
+static void get_row(struct reader *reader, uint32_t index, struct wire_row *out_row)
 {
-    uint32_t part_count = wire_get_array(reader);
+    uint32_t part_count = take_array(reader);
     if (is_ok(reader) && part_count != 1 && part_count != 3) {
         fail(reader, ERR_FORMAT, "row %u: %u parts, want 1 or 3", index, part_count);
     }
-    *out_row = (struct wire_row){.seq_id = wire_get_u64(reader)};
+    *out_row = (struct wire_row){.seq_id = take_u64(reader)};
     if (part_count == 3) {
         out_row->start = take_u32(reader);
         out_row->count = take_u32(reader);
@@ -286,7 +294,7 @@ static void get_row(struct wire_reader *reader, uint32_t index, struct wire_row 
     }
 }
 
-static void get_rows(struct wire_reader *reader, const struct wire_field *field,
+static void get_rows(struct reader *reader, const struct wire_field *field,
                      struct wire_row_array *out_array, struct mem_arena *arena)
 {
     const size_t sizes[2] = {ROW_MIN_BYTES, sizeof(struct wire_row)};
@@ -298,12 +306,12 @@ static void get_rows(struct wire_reader *reader, const struct wire_field *field,
     *out_array = (struct wire_row_array){elems, count};
 }
 
-static void get_value(struct wire_reader *reader, const struct wire_field *field, void *at,
+static void get_value(struct reader *reader, const struct wire_field *field, void *at,
                       struct mem_arena *arena)
 {
     switch (field->kind) {
     case WIRE_KIND_U32: *(uint32_t *)at = take_u32(reader); break;
-    case WIRE_KIND_U64: *(uint64_t *)at = wire_get_u64(reader); break;
+    case WIRE_KIND_U64: *(uint64_t *)at = take_u64(reader); break;
     case WIRE_KIND_F32: *(float *)at = take_f32(reader); break;
     case WIRE_KIND_BOOL: *(bool *)at = take_bool(reader); break;
     case WIRE_KIND_TEXT: get_text(reader, field, at, arena); break;
@@ -323,10 +331,10 @@ static uint32_t find_field(const struct wire_message *message, uint64_t key)
     return i;
 }
 
-static void get_field(struct wire_reader *reader, const struct wire_message *message, void *record,
+static void get_field(struct reader *reader, const struct wire_message *message, void *record,
                       struct mem_arena *arena, uint64_t *seen)
 {
-    uint64_t key = wire_get_u64(reader);
+    uint64_t key = take_u64(reader);
     if (!is_ok(reader)) {
         return;
     }
@@ -347,13 +355,8 @@ static void get_field(struct wire_reader *reader, const struct wire_message *mes
     }
 }
 
-void wire_reader_init(struct wire_reader *reader, const void *bytes, size_t byte_count)
-{
-    *reader = (struct wire_reader){.bytes = bytes, .byte_count = byte_count};
-}
-
-void wire_get_fields(struct wire_reader *reader, const struct wire_message *message, void *record,
-                     struct mem_arena *arena)
+static void get_fields(struct reader *reader, const struct wire_message *message, void *record,
+                       struct mem_arena *arena)
 {
     assert(message->field_count <= MAX_FIELDS);
     memset(record, 0, message->struct_bytes);
@@ -369,14 +372,28 @@ void wire_get_fields(struct wire_reader *reader, const struct wire_message *mess
     }
 }
 
-enum err_code wire_reader_finish(const struct wire_reader *reader, struct err *err)
+enum err_code wire_decode(const struct wire_envelope *envelope, const struct wire_bytes *bytes,
+                          struct mem_arena *arena, uint64_t *head, void *record, struct err *err)
 {
-    if (!is_ok(reader)) {
-        return err_set(err, reader->error.code, "%s", reader->error.message);
+    struct reader reader = {.bytes = bytes->at, .byte_count = bytes->byte_count};
+    uint32_t part_count = take_array(&reader);
+    for (uint32_t i = 0; i < envelope->head_count; i++) {
+        head[i] = take_u64(&reader);
     }
-    if (left_bytes(reader) > 0) {
-        return err_set(err, ERR_FORMAT, "%zu bytes left over after the message",
-                       left_bytes(reader));
+    if (is_ok(&reader) && part_count != envelope->head_count + 1) {
+        fail(&reader, ERR_FORMAT, "%s: %u parts, want %u", envelope->name, part_count,
+             envelope->head_count + 1);
     }
-    return ERR_OK;
+    const struct wire_message *message = wire_find(envelope, head[0]);
+    if (message == NULL) {
+        fail(&reader, ERR_FORMAT, "%s: unknown message type %llu", envelope->name,
+             (unsigned long long)head[0]);
+    }
+    if (is_ok(&reader)) {
+        get_fields(&reader, message, record, arena);
+    }
+    if (is_ok(&reader) && left_bytes(&reader) > 0) {
+        fail(&reader, ERR_FORMAT, "%zu bytes left over after the message", left_bytes(&reader));
+    }
+    return is_ok(&reader) ? ERR_OK : err_set(err, reader.error.code, "%s", reader.error.message);
 }

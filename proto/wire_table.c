@@ -9,6 +9,14 @@ enum {
     DUMP_MAX_ELEMS = 8
 };
 
+const struct wire_message *wire_find(const struct wire_envelope *envelope, uint64_t type)
+{
+    if (type >= envelope->message_count || envelope->messages[type].name == NULL) {
+        return NULL;
+    }
+    return &envelope->messages[type];
+}
+
 static void dump_text(const struct wire_text *text, struct buf *out)
 {
     buf_append_char(out, '"');
