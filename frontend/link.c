@@ -3,7 +3,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include <nng/nng.h>
 #include <nng/protocol/pair0/pair.h>
@@ -13,9 +12,8 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "common/ring.h"
 #include "common/shm.h"
-#include "proto/result.h"
+#include "frontend/link_internal.h"
 
 #define URL_BYTES 256
 
@@ -85,7 +83,7 @@ static void on_pipe(nng_pipe pipe, nng_pipe_ev event, void *argument)
 {
     struct link *link = argument;
     unsigned socket_id = (unsigned)nng_socket_id(nng_pipe_socket(pipe));
-    if (socket_id != atomic_load_explicit(&link->plan_id, memory_order_acquire)) {
+    if (socket_id != atomic_load_explicit(&link->plan_id, memory_order_acquire)) { /* L8: with L7 */
         return; /* of a session before */
     }
     if (event == NNG_PIPE_EV_ADD_POST) {
@@ -162,7 +160,7 @@ enum err_code link_create(const struct link_options *options, struct link **out_
 
 static void close_plan(struct link *link)
 {
-    atomic_store_explicit(&link->plan_id, 0, memory_order_release);
+    atomic_store_explicit(&link->plan_id, 0, memory_order_release); /* L7: with L8 */
     if (link->has_plan) {
         (void)nng_close(link->plan); /* nothing is left to do about a failure */
         link->has_plan = false;
@@ -204,24 +202,11 @@ static void log_misfit(struct link *link, const char *text)
 
 static void send_request(struct link *link, uint64_t now_ns)
 {
-    struct wire_text name = {.at = link->name, .byte_count = (uint32_t)strlen(link->name)};
-    struct hello_message message = {
-        .type = HELLO_HELLO,
-        .as.hello = {.protocol_version = PROTO_VERSION,
-                     .table_hash = hello_table_hash(),
-                     .name = name},
-    };
-    if (link->is_attaching) {
-        message.type = HELLO_ATTACH;
-        message.as.attach = (struct hello_attach){.protocol_version = PROTO_VERSION,
-                                                  .table_hash = hello_table_hash(),
-                                                  .nonce = link->nonce,
-                                                  .name = name};
-    }
     struct err err;
     nng_msg *request = NULL;
     buf_reset(&link->bytes);
-    if (hello_encode(&message, &link->bytes, &err) != ERR_OK) {
+    const uint64_t *nonce = link->is_attaching ? &link->nonce : NULL;
+    if (link_put_request(link->name, nonce, &link->bytes, &err) != ERR_OK) {
         log_misfit(link, err.message); /* a name over its bound */
         pause_for(link, now_ns, MISFIT_PAUSE_NS);
         return;
@@ -244,14 +229,6 @@ static void receive_answer(struct link *link)
     link->phase = PHASE_WAITING;
 }
 
-static enum err_code new_nonce(struct link *link, struct err *err)
-{
-    if (getrandom(&link->nonce, sizeof(link->nonce), 0) != (ssize_t)sizeof(link->nonce)) {
-        return err_set(err, ERR_SYSTEM, "no random bytes for a nonce");
-    }
-    return ERR_OK;
-}
-
 static enum link_change take_welcome(struct link *link, const struct hello_welcome *welcome,
                                      uint64_t now_ns)
 {
@@ -271,7 +248,7 @@ static enum link_change take_welcome(struct link *link, const struct hello_welco
         pause_for(link, now_ns, MISFIT_PAUSE_NS);
         return LINK_CHANGE_WELCOME;
     }
-    if (new_nonce(link, &err) != ERR_OK) {
+    if (link_draw_nonce(&link->nonce, &err) != ERR_OK) {
         log_misfit(link, err.message);
         pause_for(link, now_ns, MISFIT_PAUSE_NS);
         return LINK_CHANGE_WELCOME;
@@ -279,36 +256,6 @@ static enum link_change take_welcome(struct link *link, const struct hello_welco
     link->is_attaching = true;
     send_request(link, now_ns);
     return LINK_CHANGE_WELCOME;
-}
-
-/* Map the segment and look at what it holds. */
-static enum err_code open_segment(struct link *link, const struct hello_attached *attached,
-                                  struct err *err)
-{
-    char name[sizeof(link->segment.name)];
-    if (attached->segment_name.byte_count >= sizeof(name)) {
-        return err_set(err, ERR_PROTOCOL, "the segment's name has %u bytes, at most %zu",
-                       attached->segment_name.byte_count, sizeof(name) - 1);
-    }
-    (void)snprintf(name, sizeof(name), "%.*s", (int)attached->segment_name.byte_count,
-                   attached->segment_name.at); /* it fits */
-    enum err_code code =
-        shm_open_existing(&link->segment, name, (size_t)attached->segment_bytes, err);
-    if (code != ERR_OK) {
-        return code;
-    }
-    link->session = (struct link_session){
-        .epoch = attached->epoch,
-        .segment = link->segment.at,
-        .ring_bytes = ring_segment_bytes(RESULT_RECORD_BYTES, link->welcome.ring_records),
-    };
-    if (link->session.ring_bytes == 0 || link->session.ring_bytes > attached->segment_bytes) {
-        return err_set(err, ERR_PROTOCOL, "a ring of %u records in a segment of %llu bytes",
-                       link->welcome.ring_records, (unsigned long long)attached->segment_bytes);
-    }
-    struct mask_geometry masks = {.lanes = link->welcome.slots, .words = attached->mask_words};
-    return mask_area_init(&link->session.mask, link->segment.at, link->segment.byte_count,
-                          (size_t)attached->mask_offset_bytes, &masks, err);
 }
 
 static enum err_code dial_plan(struct link *link, const struct hello_attached *attached,
@@ -324,6 +271,7 @@ static enum err_code dial_plan(struct link *link, const struct hello_attached *a
     link->has_plan = true;
     atomic_store_explicit(&link->pipe_up, false, memory_order_relaxed);
     atomic_store_explicit(&link->pipe_gone, false, memory_order_relaxed);
+    /* L7: with L8; the flags are cleared before an event of this socket can set them */
     atomic_store_explicit(&link->plan_id, (unsigned)nng_socket_id(link->plan),
                           memory_order_release);
     result = nng_socket_set_int(link->plan, NNG_OPT_SENDBUF, UNSENT_MESSAGES);
@@ -342,7 +290,8 @@ static void take_attached(struct link *link, const struct hello_attached *attach
         pause_for(link, now_ns, 0); /* another worker answered: ask it first */
         return;
     }
-    enum err_code code = open_segment(link, attached, &err);
+    enum err_code code =
+        link_open_session(&link->welcome, attached, &link->segment, &link->session, &err);
     if (code == ERR_OK) {
         code = dial_plan(link, attached, &err);
     }
@@ -424,7 +373,8 @@ static enum link_change step_dialing(struct link *link, uint64_t now_ns)
         link->logged_text[0] = '\0';
         return LINK_CHANGE_ATTACHED;
     }
-    if (now_ns >= link->due_ns || atomic_load_explicit(&link->pipe_gone, memory_order_acquire)) {
+    bool is_gone = atomic_load_explicit(&link->pipe_gone, memory_order_acquire); /* L6: with L5 */
+    if (is_gone || now_ns >= link->due_ns) {
         log_misfit(link, "the plan socket did not answer");
         close_plan(link);
         pause_for(link, now_ns, RETRY_PAUSE_NS);
