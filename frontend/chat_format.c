@@ -4,13 +4,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <openssl/evp.h>
-
 #include "common/file.h"
+#include "common/sha256.h"
 #include "frontend/chat_render.h"
 
 enum {
-    SHA256_BYTES = 32,
     TEMPLATE_MAX_BYTES = 1 << 20,
 };
 
@@ -50,28 +48,12 @@ static enum err_code read_template(const char *path, struct buf *text, bool *out
                          TEMPLATE_MAX_BYTES);
 }
 
-static enum err_code sha256_text(const struct buf *text, char out_hex[2 * SHA256_BYTES + 1],
-                                 struct err *err)
-{
-    unsigned char digest[EVP_MAX_MD_SIZE];
-    unsigned digest_bytes = 0;
-    if (EVP_Digest(buf_text(text), text->used_bytes, digest, &digest_bytes, EVP_sha256(), NULL) !=
-            1 ||
-        digest_bytes != SHA256_BYTES) {
-        return err_set(err, ERR_INTERNAL, "sha256 is not available");
-    }
-    for (size_t i = 0; i < SHA256_BYTES; i++) {
-        (void)snprintf(out_hex + 2 * i, 3, "%02x", digest[i]); /* fits */
-    }
-    return ERR_OK;
-}
-
 enum err_code chat_format_detect(const char *model_dir, enum chat_format *out_format,
                                  struct err *err)
 {
     struct buf path;
     struct buf text;
-    char hex[2 * SHA256_BYTES + 1];
+    char hex[SHA256_HEX_BYTES];
     bool is_absent = false;
     buf_init(&path);
     buf_init(&text);
@@ -81,7 +63,7 @@ enum err_code chat_format_detect(const char *model_dir, enum chat_format *out_fo
         *out_format = CHAT_FORMAT_NONE;
         goto out;
     }
-    code = code == ERR_OK ? sha256_text(&text, hex, err) : code;
+    code = code == ERR_OK ? sha256_hex(buf_text(&text), text.used_bytes, hex, err) : code;
     if (code != ERR_OK) {
         goto out;
     }

@@ -389,7 +389,7 @@ enum err_code wire_decode(const struct wire_envelope *envelope, const struct wir
         fail(&reader, ERR_FORMAT, "%s: unknown message type %llu", envelope->name,
              (unsigned long long)head[0]);
     }
-    if (is_ok(&reader)) {
+    if (message != NULL) {
         get_fields(&reader, message, record, arena);
     }
     if (is_ok(&reader) && left_bytes(&reader) > 0) {

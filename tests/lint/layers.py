@@ -25,7 +25,8 @@ LIBRARY_FILES = {
     "msgpack": r"proto/wire\.c",
     "nng/": r"(frontend|worker)/link\.c",
     "h2o": r"frontend/(loop|server|sse|http_\w+)\.[ch]",
-    "openssl/ssl.h": r"frontend/server\.c",
+    "openssl/evp.h": r"common/sha256\.c",
+    "openssl/": r"frontend/server\.c|common/sha256\.c",
     "cuda": r"(worker/(device_cuda|graph|gemm)\.c|kernels/cuda/.*)",
     "cublas": r"worker/gemm\.c",
 }
@@ -138,6 +139,7 @@ EXAMPLES = (
     ("includes", "common/x.c", '#include "worker/pool.h"\n'),
     ("includes", "frontend/x.c", "#include <nng/nng.h>\n"),
     ("includes", "worker/x.c", "#include <jansson.h>\n"),
+    ("includes", "frontend/x.c", "#include <openssl/evp.h>\n"),
     ("includes", "tests/unit/x_test.c", '#include "common/buf.c"\n'),
     ("includes", "frontend/detok.c", '#include "frontend/tokenizer_internal.h"\n'),
     ("file-lines", "common/x.c", "\n" * (HARD_LINES + 1)),

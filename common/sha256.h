@@ -1,0 +1,16 @@
+/* SHA-256 of bytes, as the text that sha256sum prints.  Only sha256.c includes OpenSSL's digests.
+ * Pure: any thread. */
+#ifndef COMMON_SHA256_H
+#define COMMON_SHA256_H
+
+#include <stddef.h>
+
+#include "common/err.h"
+
+#define SHA256_HEX_BYTES 65 /* 64 digits, lower case, and the terminator */
+
+/* Errors: ERR_SYSTEM (OpenSSL runs with a provider that lacks it). */
+ERR_NODISCARD enum err_code sha256_hex(const void *bytes, size_t byte_count,
+                                       char out_hex[SHA256_HEX_BYTES], struct err *err);
+
+#endif
