@@ -85,6 +85,17 @@ static void on_event(void *owner, const struct engine_event *event)
     }
 }
 
+struct model_options rig_model_options(void)
+{
+    return (struct model_options){
+        .limits = model_small_limits(), .step_ns = 10 * RIG_MS, .down_ns = 100000, .up_ns = 100000};
+}
+
+struct sched_options rig_sched_options(void)
+{
+    return (struct sched_options){.max_queue = 64, .detached_wait_ns = 30000 * RIG_MS};
+}
+
 void rig_init(struct rig *rig, const struct model_options *model_options,
               const struct sched_options *sched_options)
 {
@@ -98,6 +109,13 @@ void rig_init(struct rig *rig, const struct model_options *model_options,
     };
     rig->sched = sched_create(sched_options, on_send, rig);
     rig_attach(rig);
+}
+
+void rig_init_default(struct rig *rig)
+{
+    struct model_options model = rig_model_options();
+    struct sched_options sched = rig_sched_options();
+    rig_init(rig, &model, &sched);
 }
 
 void rig_fini(struct rig *rig)
@@ -252,6 +270,23 @@ const struct rig_sent *rig_nth_sent(const struct rig *rig, enum plan_type type, 
         }
     }
     test_fail(__FILE__, __LINE__, "no such message was sent");
+}
+
+void rig_check_length(const struct rig_request *request, uint32_t output_count)
+{
+    test_eq_str(request->text, "");
+    test_eq_u64(request->ended, 1);
+    test_eq_u64(request->reason, RESULT_FINISH_LENGTH);
+    test_eq_u64(request->token_count, output_count);
+    test_true(!request->has_wrong_token);
+}
+
+void rig_check_all_returned(const struct rig *rig)
+{
+    struct model_stats stats = rig_model_stats(rig);
+    test_eq_u64(stats.sequences, 0);
+    test_eq_u64(stats.local_held_pages, 0);
+    test_eq_u64(stats.global_held_pages, 0);
 }
 
 struct sched_stats rig_stats(const struct rig *rig)

@@ -11,6 +11,8 @@
 #include "tests/testlib/model_worker.h"
 
 #define RIG_MAX_ROWS 64
+#define RIG_MS       1000000ULL
+#define RIG_LONG_NS  (60000 * RIG_MS) /* of virtual time: anything is over by then */
 
 /* One message the scheduler sent. */
 struct rig_sent {
@@ -59,9 +61,14 @@ struct rig {
     bool keeps_sent; /* false: sent stays empty */
 };
 
+/* What most tests begin with: a small worker with steps of 10 ms, a queue of 64. */
+struct model_options rig_model_options(void);
+struct sched_options rig_sched_options(void);
+
 /* model_options' limits are what the worker says; attached at once. */
 void rig_init(struct rig *rig, const struct model_options *model_options,
               const struct sched_options *sched_options);
+void rig_init_default(struct rig *rig);
 void rig_fini(struct rig *rig);
 
 void rig_attach(struct rig *rig);
@@ -85,9 +92,14 @@ void rig_run_to(struct rig *rig, uint64_t until_ns);
 /* Run until nothing is waiting or running; fails the test after limit_ns of virtual time. */
 void rig_run_idle(struct rig *rig, uint64_t limit_ns);
 
-/* STEPs sent so far. */
+/* Messages of a type sent so far, and the index-th of them. */
 uint32_t rig_count_sent(const struct rig *rig, enum plan_type type);
 const struct rig_sent *rig_nth_sent(const struct rig *rig, enum plan_type type, uint32_t index);
+
+/* The request ended once, by length, with the right output_count tokens. */
+void rig_check_length(const struct rig_request *request, uint32_t output_count);
+/* The worker holds no sequence and no page. */
+void rig_check_all_returned(const struct rig *rig);
 
 struct sched_stats rig_stats(const struct rig *rig);
 struct model_stats rig_model_stats(const struct rig *rig);

@@ -4,49 +4,11 @@
 #include "tests/testlib/sched_rig.h"
 #include "tests/testlib/test.h"
 
-#define MS      1000000ULL
-#define LONG_NS (60000ULL * MS)
-
-static struct model_options default_model(void)
-{
-    return (struct model_options){
-        .limits = model_small_limits(), .step_ns = 10 * MS, .down_ns = 100000, .up_ns = 100000};
-}
-
-static struct sched_options default_sched(void)
-{
-    return (struct sched_options){.max_queue = 64, .detached_wait_ns = 30000 * MS};
-}
-
-static void init_default(struct rig *rig)
-{
-    struct model_options model = default_model();
-    struct sched_options sched = default_sched();
-    rig_init(rig, &model, &sched);
-}
-
-static void check_length(const struct rig_request *request, uint32_t output_count)
-{
-    test_eq_str(request->text, "");
-    test_eq_u64(request->ended, 1);
-    test_eq_u64(request->reason, RESULT_FINISH_LENGTH);
-    test_eq_u64(request->token_count, output_count);
-    test_true(!request->has_wrong_token);
-}
-
-static void check_all_returned(const struct rig *rig)
-{
-    struct model_stats stats = rig_model_stats(rig);
-    test_eq_u64(stats.sequences, 0);
-    test_eq_u64(stats.local_held_pages, 0);
-    test_eq_u64(stats.global_held_pages, 0);
-}
-
 static void test_a_refused_step_is_planned_again(void)
 {
     for (uint64_t at = 1; at <= 12; at++) {
-        struct model_options model = default_model();
-        struct sched_options options = default_sched();
+        struct model_options model = rig_model_options();
+        struct sched_options options = rig_sched_options();
         model.faults[0] = (struct model_fault){.kind = MODEL_FAULT_REFUSE_STEP, .at = at};
         struct rig rig;
         struct rig_request requests[3];
@@ -54,9 +16,9 @@ static void test_a_refused_step_is_planned_again(void)
         rig_add(&rig, &requests[0], 300, 20);
         rig_add(&rig, &requests[1], 300, 20);
         rig_add(&rig, &requests[2], 5, 20);
-        rig_run_idle(&rig, LONG_NS);
+        rig_run_idle(&rig, RIG_LONG_NS);
         for (uint32_t i = 0; i < 3; i++) {
-            check_length(&requests[i], 20);
+            rig_check_length(&requests[i], 20);
         }
         uint32_t named = 0;
         for (uint32_t i = 0; i < rig_count_sent(&rig, PLAN_STEP); i++) {
@@ -64,32 +26,32 @@ static void test_a_refused_step_is_planned_again(void)
         }
         test_eq_u64(named, 1);
         test_true(rig_stats(&rig).plans_refused >= 1);
-        check_all_returned(&rig);
+        rig_check_all_returned(&rig);
         rig_fini(&rig);
     }
 }
 
 static void test_a_step_refused_again_and_again_fails_its_requests(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.faults[0] = (struct model_fault){.kind = MODEL_FAULT_REFUSE_STEP, .at = 5, .count = 1000};
     struct rig rig;
     struct rig_request request;
     rig_init(&rig, &model, &options);
     rig_add(&rig, &request, 8, 100);
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     test_eq_u64(request.ended, 1);
     test_eq_u64(request.code, ERR_PAGES);
     test_eq_str(request.text, "refused: pages");
-    check_all_returned(&rig);
+    rig_check_all_returned(&rig);
     rig_fini(&rig);
 }
 
 static void test_a_refused_admit_fails_its_request_alone(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.faults[0] = (struct model_fault){.kind = MODEL_FAULT_REFUSE_ADMIT, .at = 2};
     struct rig rig;
     struct rig_request requests[3];
@@ -97,12 +59,12 @@ static void test_a_refused_admit_fails_its_request_alone(void)
     for (uint32_t i = 0; i < 3; i++) {
         rig_add(&rig, &requests[i], 50, 10);
     }
-    rig_run_idle(&rig, LONG_NS);
-    check_length(&requests[0], 10);
-    check_length(&requests[2], 10);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_check_length(&requests[0], 10);
+    rig_check_length(&requests[2], 10);
     test_eq_u64(requests[1].ended, 1);
     test_eq_u64(requests[1].code, ERR_SEQUENCE);
-    check_all_returned(&rig);
+    rig_check_all_returned(&rig);
     rig_fini(&rig);
 }
 
@@ -110,8 +72,8 @@ static void test_a_failed_row_or_step_fails_what_it_names(void)
 {
     static const enum model_fault_kind kinds[2] = {MODEL_FAULT_FAIL_ROW, MODEL_FAULT_FAIL_STEP};
     for (uint32_t k = 0; k < 2; k++) {
-        struct model_options model = default_model();
-        struct sched_options options = default_sched();
+        struct model_options model = rig_model_options();
+        struct sched_options options = rig_sched_options();
         model.faults[0] = (struct model_fault){.kind = kinds[k], .at = 6};
         struct rig rig;
         struct rig_request requests[3];
@@ -120,17 +82,17 @@ static void test_a_failed_row_or_step_fails_what_it_names(void)
         for (uint32_t i = 0; i < 3; i++) {
             rig_add(&rig, &requests[i], 50, 40);
         }
-        rig_run_idle(&rig, LONG_NS);
+        rig_run_idle(&rig, RIG_LONG_NS);
         rig_add(&rig, &after, 50, 10);
-        rig_run_idle(&rig, LONG_NS);
+        rig_run_idle(&rig, RIG_LONG_NS);
         uint32_t failed = 0;
         for (uint32_t i = 0; i < 3; i++) {
             test_eq_u64(requests[i].ended, 1);
             failed += requests[i].code != ERR_OK;
         }
         test_eq_u64(failed, k == 0 ? 1 : 3);
-        check_length(&after, 10);
-        check_all_returned(&rig);
+        rig_check_length(&after, 10);
+        rig_check_all_returned(&rig);
         rig_fini(&rig);
     }
 }
@@ -142,7 +104,7 @@ static void test_cancel_in_every_state(void)
         struct rig rig;
         struct rig_request request;
         struct rig_request other;
-        init_default(&rig);
+        rig_init_default(&rig);
         rig_add(&rig, &request, 600, 1000);
         rig_add(&rig, &other, 20, 30);
         rig_run_to(&rig, rig.now_ns + cancel_after_us[i] * 1000);
@@ -150,18 +112,18 @@ static void test_cancel_in_every_state(void)
         test_eq_u64(request.ended, 1);
         test_eq_u64(request.reason, RESULT_FINISH_CANCEL);
         rig_cancel(&rig, &request); /* again: ignored */
-        rig_run_idle(&rig, LONG_NS);
+        rig_run_idle(&rig, RIG_LONG_NS);
         test_eq_u64(request.ended, 1);
-        check_length(&other, 30);
-        check_all_returned(&rig);
+        rig_check_length(&other, 30);
+        rig_check_all_returned(&rig);
         rig_fini(&rig);
     }
 }
 
 static void test_a_lost_session_fails_what_ran_and_keeps_what_waits(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.slots = 2;
     struct rig rig;
     struct rig_request requests[4];
@@ -169,7 +131,7 @@ static void test_a_lost_session_fails_what_ran_and_keeps_what_waits(void)
     for (uint32_t i = 0; i < 4; i++) {
         rig_add(&rig, &requests[i], 20, 100);
     }
-    rig_run_to(&rig, rig.now_ns + 100 * MS);
+    rig_run_to(&rig, rig.now_ns + 100 * RIG_MS);
     rig_detach(&rig);
     for (uint32_t i = 0; i < 2; i++) {
         test_eq_u64(requests[i].ended, 1);
@@ -180,19 +142,19 @@ static void test_a_lost_session_fails_what_ran_and_keeps_what_waits(void)
     }
     struct rig_request between;
     rig_add(&rig, &between, 20, 5);
-    rig_run_to(&rig, rig.now_ns + 2000 * MS);
+    rig_run_to(&rig, rig.now_ns + 2000 * RIG_MS);
     rig_attach(&rig);
-    rig_run_idle(&rig, LONG_NS);
-    check_length(&requests[2], 100);
-    check_length(&requests[3], 100);
-    check_length(&between, 5);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_check_length(&requests[2], 100);
+    rig_check_length(&requests[3], 100);
+    rig_check_length(&between, 5);
     rig_fini(&rig);
 }
 
 static void test_without_a_worker_waiting_ends_and_submit_says_so(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.slots = 1;
     struct rig rig;
     struct rig_request requests[3];
@@ -200,12 +162,12 @@ static void test_without_a_worker_waiting_ends_and_submit_says_so(void)
     rig_init(&rig, &model, &options);
     rig_add(&rig, &requests[0], 20, 100);
     rig_add(&rig, &requests[1], 20, 100);
-    rig_run_to(&rig, rig.now_ns + 100 * MS);
+    rig_run_to(&rig, rig.now_ns + 100 * RIG_MS);
     rig_detach(&rig);
     uint64_t lost_ns = rig.now_ns;
-    rig_run_to(&rig, lost_ns + 29999 * MS);
+    rig_run_to(&rig, lost_ns + 29999 * RIG_MS);
     test_eq_u64(requests[1].ended, 0);
-    rig_run_to(&rig, lost_ns + 30001 * MS);
+    rig_run_to(&rig, lost_ns + 30001 * RIG_MS);
     test_eq_u64(requests[1].ended, 1);
     test_eq_u64(requests[1].code, ERR_CLOSED);
     struct engine_request request = rig_engine_request(&requests[2], 20, 5, 1);
@@ -216,8 +178,8 @@ static void test_without_a_worker_waiting_ends_and_submit_says_so(void)
 
 static void test_a_smaller_worker_fails_what_it_could_never_run(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.slots = 1;
     struct rig rig;
     struct rig_request requests[3];
@@ -225,14 +187,14 @@ static void test_a_smaller_worker_fails_what_it_could_never_run(void)
     rig_add(&rig, &requests[0], 20, 100);
     rig_add(&rig, &requests[1], 800, 100);
     rig_add(&rig, &requests[2], 20, 10);
-    rig_run_to(&rig, rig.now_ns + 100 * MS);
+    rig_run_to(&rig, rig.now_ns + 100 * RIG_MS);
     rig_detach(&rig);
     rig.model_options.limits.max_context_tokens = 512;
     rig_attach(&rig);
     test_eq_u64(requests[1].ended, 1);
     test_eq_u64(requests[1].code, ERR_LIMIT);
-    rig_run_idle(&rig, LONG_NS);
-    check_length(&requests[2], 10);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_check_length(&requests[2], 10);
     rig_fini(&rig);
 }
 
@@ -247,9 +209,9 @@ static void test_a_worker_that_breaks_the_order_is_noticed(void)
 {
     struct rig rig;
     struct rig_request request;
-    init_default(&rig);
+    rig_init_default(&rig);
     rig_add(&rig, &request, 8, 100);
-    rig_run_to(&rig, rig.now_ns + 55 * MS);
+    rig_run_to(&rig, rig.now_ns + 55 * RIG_MS);
     uint64_t seq_id = rig_nth_sent(&rig, PLAN_ADMIT, 0)->seq_id;
     struct result_record record = {.kind = RESULT_STEP_DONE, .msg_seq = 9999};
     expect_protocol_error(&rig, &record);
@@ -273,7 +235,7 @@ static void test_a_worker_that_breaks_the_order_is_noticed(void)
 
 static void test_a_welcome_that_cannot_be_is_refused(void)
 {
-    struct sched_options options = default_sched();
+    struct sched_options options = rig_sched_options();
     struct sched *sched = sched_create(&options, NULL, NULL);
     struct hello_welcome welcome = model_small_limits();
     struct err err;

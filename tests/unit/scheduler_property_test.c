@@ -9,7 +9,6 @@
 #include "tests/testlib/sched_rig.h"
 #include "tests/testlib/test.h"
 
-#define MS            1000000ULL
 #define REQUEST_COUNT 120
 #define ROUND_COUNT   1000
 
@@ -45,11 +44,11 @@ static void random_options(struct world *world, struct model_options *model,
     limits->pipeline_depth = between(world, 1, 4);
     limits->local_pages = between(world, 30, 200);
     limits->global_pages = between(world, 40, 300);
-    model->step_ns = between(world, 1, 20) * MS;
+    model->step_ns = between(world, 1, 20) * RIG_MS;
     model->row_ns = below(world, 100000);
     model->token_ns = below(world, 20000);
-    model->down_ns = below(world, 3) * MS + 1000;
-    model->up_ns = below(world, 3) * MS + 1000;
+    model->down_ns = below(world, 3) * RIG_MS + 1000;
+    model->up_ns = below(world, 3) * RIG_MS + 1000;
     model->stop_per_mille = below(world, 60);
     world->has_faults = below(world, 2) == 0;
     for (uint32_t i = 0; i < MODEL_MAX_FAULTS && world->has_faults; i++) {
@@ -60,7 +59,7 @@ static void random_options(struct world *world, struct model_options *model,
         .max_queue = between(world, 1, 64),
         .max_step_tokens = below(world, 3) == 0 ? between(world, 1, 100) : 0,
         .pipeline_depth = below(world, 3) == 0 ? 1 : 0,
-        .detached_wait_ns = 500 * MS,
+        .detached_wait_ns = 500 * RIG_MS,
     };
 }
 
@@ -79,7 +78,7 @@ static void submit_one(struct world *world)
         wanted.admit.stop_ids = (struct wire_u32_array){.at = &stop_id, .count = 1};
     }
     if (below(world, 4) == 0) {
-        wanted.deadline_ns = world->rig.now_ns + between(world, 1, 1000) * MS;
+        wanted.deadline_ns = world->rig.now_ns + between(world, 1, 1000) * RIG_MS;
     }
     struct err err;
     world->is_accepted[index] = rig_submit(&world->rig, request, &wanted, &err) == ERR_OK;
@@ -125,7 +124,7 @@ static void check_end(struct world *world)
     if (rig->model == NULL) {
         rig_attach(rig);
     }
-    rig_run_idle(rig, 3600000ULL * MS);
+    rig_run_idle(rig, 3600000ULL * RIG_MS);
     uint32_t accepted = 0;
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < world->submitted; i++) {

@@ -4,54 +4,16 @@
 #include "tests/testlib/sched_rig.h"
 #include "tests/testlib/test.h"
 
-#define MS      1000000ULL
-#define LONG_NS (60000ULL * MS)
-
-static struct model_options default_model(void)
-{
-    return (struct model_options){
-        .limits = model_small_limits(), .step_ns = 10 * MS, .down_ns = 100000, .up_ns = 100000};
-}
-
-static struct sched_options default_sched(void)
-{
-    return (struct sched_options){.max_queue = 64, .detached_wait_ns = 30000 * MS};
-}
-
-static void init_default(struct rig *rig)
-{
-    struct model_options model = default_model();
-    struct sched_options sched = default_sched();
-    rig_init(rig, &model, &sched);
-}
-
-static void check_length(const struct rig_request *request, uint32_t output_count)
-{
-    test_eq_str(request->text, "");
-    test_eq_u64(request->ended, 1);
-    test_eq_u64(request->reason, RESULT_FINISH_LENGTH);
-    test_eq_u64(request->token_count, output_count);
-    test_true(!request->has_wrong_token);
-}
-
-static void check_all_returned(const struct rig *rig)
-{
-    struct model_stats stats = rig_model_stats(rig);
-    test_eq_u64(stats.sequences, 0);
-    test_eq_u64(stats.local_held_pages, 0);
-    test_eq_u64(stats.global_held_pages, 0);
-}
-
 static void test_one_request_is_served_and_released(void)
 {
     struct rig rig;
     struct rig_request request;
-    init_default(&rig);
+    rig_init_default(&rig);
     rig_add(&rig, &request, 600, 50);
-    rig_run_idle(&rig, LONG_NS);
-    check_length(&request, 50);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_check_length(&request, 50);
     test_eq_u64(request.admitted, 1);
-    check_all_returned(&rig);
+    rig_check_all_returned(&rig);
     struct sched_stats stats = rig_stats(&rig);
     test_eq_u64(stats.prompt_tokens, 600);
     test_eq_u64(stats.output_tokens, 50);
@@ -66,12 +28,12 @@ static void test_nothing_is_admitted_before_the_first_figures(void)
 {
     struct rig rig;
     struct rig_request request;
-    init_default(&rig);
+    rig_init_default(&rig);
     rig_add(&rig, &request, 10, 5);
     test_eq_u64(rig_count_sent(&rig, PLAN_PING), 1);
     test_eq_u64(rig_count_sent(&rig, PLAN_ADMIT), 0);
-    rig_run_idle(&rig, LONG_NS);
-    check_length(&request, 5);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_check_length(&request, 5);
     rig_fini(&rig);
 }
 
@@ -80,18 +42,18 @@ static void test_decode_rows_come_first_then_prompts_in_order(void)
     struct rig rig;
     struct rig_request running[3];
     struct rig_request prompts[2];
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     options.max_step_tokens = 100;
     rig_init(&rig, &model, &options);
     for (uint32_t i = 0; i < 3; i++) {
         rig_add(&rig, &running[i], 8, 100);
     }
-    rig_run_to(&rig, rig.now_ns + 200 * MS);
+    rig_run_to(&rig, rig.now_ns + 200 * RIG_MS);
     uint32_t before = rig_count_sent(&rig, PLAN_STEP);
     rig_add(&rig, &prompts[0], 300, 4);
     rig_add(&rig, &prompts[1], 300, 4);
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     uint32_t mixed = 0;
     uint64_t first_seq = rig_nth_sent(&rig, PLAN_ADMIT, 3)->seq_id;
     uint64_t second_seq = rig_nth_sent(&rig, PLAN_ADMIT, 4)->seq_id;
@@ -119,29 +81,29 @@ static void test_decode_rows_come_first_then_prompts_in_order(void)
         }
     }
     test_eq_u64(mixed, 7);
-    check_length(&prompts[0], 4);
-    check_length(&prompts[1], 4);
+    rig_check_length(&prompts[0], 4);
+    rig_check_length(&prompts[1], 4);
     rig_fini(&rig);
 }
 
 static void test_depth_plans_are_outstanding(void)
 {
     for (uint32_t depth = 1; depth <= 3; depth++) {
-        struct model_options model = default_model();
-        struct sched_options options = default_sched();
+        struct model_options model = rig_model_options();
+        struct sched_options options = rig_sched_options();
         model.limits.pipeline_depth = depth;
         struct rig rig;
         struct rig_request request;
         rig_init(&rig, &model, &options);
         rig_add(&rig, &request, 8, 40);
-        rig_run_idle(&rig, LONG_NS);
+        rig_run_idle(&rig, RIG_LONG_NS);
         uint32_t most = 0;
         for (uint32_t i = 0; i < rig_count_sent(&rig, PLAN_STEP); i++) {
             uint32_t outstanding = rig_nth_sent(&rig, PLAN_STEP, i)->outstanding;
             most = outstanding > most ? outstanding : most;
         }
         test_eq_u64(most, depth);
-        check_length(&request, 40);
+        rig_check_length(&request, 40);
         rig_fini(&rig);
     }
 }
@@ -149,10 +111,10 @@ static void test_depth_plans_are_outstanding(void)
 /* Steady decode of 16 rows: time lost beyond the device's own. */
 static double lost_part(uint32_t depth)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
-    model.down_ns = 2 * MS;
-    model.up_ns = 2 * MS;
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
+    model.down_ns = 2 * RIG_MS;
+    model.up_ns = 2 * RIG_MS;
     model.limits.pipeline_depth = depth;
     struct rig rig;
     struct rig_request requests[16];
@@ -161,7 +123,7 @@ static double lost_part(uint32_t depth)
     for (uint32_t i = 0; i < 16; i++) {
         rig_add(&rig, &requests[i], 8, 300);
     }
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     struct model_stats stats = rig_model_stats(&rig);
     test_true(stats.steps >= 300);
     double took = (double)(stats.last_end_ns - stats.first_start_ns);
@@ -178,8 +140,8 @@ static void test_run_ahead_hides_the_way_to_the_worker(void)
 
 static void test_late_stop_costs_one_row_and_nobody_else(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.stop_per_mille = 50;
     struct rig rig;
     struct rig_request requests[8];
@@ -193,8 +155,8 @@ static void test_late_stop_costs_one_row_and_nobody_else(void)
         test_ok(rig_submit(&rig, &requests[i], &request, &err), &err);
         requests[i].model = NULL; /* the last token is the stop id */
     }
-    rig_run_idle(&rig, LONG_NS);
-    check_length(&requests[0], 200);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_check_length(&requests[0], 200);
     uint32_t stopped = 0;
     for (uint32_t i = 1; i < 8; i++) {
         test_eq_u64(requests[i].ended, 1);
@@ -202,14 +164,14 @@ static void test_late_stop_costs_one_row_and_nobody_else(void)
     }
     test_true(stopped >= 6);
     test_true(rig_model_stats(&rig).masked_rows <= stopped);
-    check_all_returned(&rig);
+    rig_check_all_returned(&rig);
     rig_fini(&rig);
 }
 
 static void test_slots_bound_the_sequences(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.slots = 2;
     struct rig rig;
     struct rig_request requests[7];
@@ -217,9 +179,9 @@ static void test_slots_bound_the_sequences(void)
     for (uint32_t i = 0; i < 7; i++) {
         rig_add(&rig, &requests[i], 20, 10);
     }
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     for (uint32_t i = 0; i < 7; i++) {
-        check_length(&requests[i], 10);
+        rig_check_length(&requests[i], 10);
         test_true(i < 2 || requests[i].first_token_ns > requests[i - 2].first_token_ns);
     }
     rig_fini(&rig);
@@ -227,8 +189,8 @@ static void test_slots_bound_the_sequences(void)
 
 static void test_admission_keeps_room_for_the_peak(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     /* 320 tokens need 20 full pages each: two at a time */
     model.limits.global_pages = 45;
     struct rig rig;
@@ -237,11 +199,11 @@ static void test_admission_keeps_room_for_the_peak(void)
     for (uint32_t i = 0; i < 6; i++) {
         rig_add(&rig, &requests[i], 120, 200);
     }
-    rig_run_to(&rig, rig.now_ns + 100 * MS);
+    rig_run_to(&rig, rig.now_ns + 100 * RIG_MS);
     test_eq_u64(rig_model_stats(&rig).sequences, 2);
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     for (uint32_t i = 0; i < 6; i++) {
-        check_length(&requests[i], 200);
+        rig_check_length(&requests[i], 200);
     }
     test_eq_u64(rig_stats(&rig).plans_refused, 0);
     rig_fini(&rig);
@@ -249,8 +211,8 @@ static void test_admission_keeps_room_for_the_peak(void)
 
 static void test_what_can_never_run_is_refused_at_once(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.global_pages = 40;
     struct rig rig;
     struct rig_request request;
@@ -275,24 +237,24 @@ static void test_what_can_never_run_is_refused_at_once(void)
 
 static void test_the_queue_is_bounded(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.slots = 2;
     options.max_queue = 3;
     struct rig rig;
     struct rig_request requests[6];
     struct err err;
     rig_init(&rig, &model, &options);
-    rig_run_to(&rig, rig.now_ns + MS);
+    rig_run_to(&rig, rig.now_ns + RIG_MS);
     for (uint32_t i = 0; i < 5; i++) {
         rig_add(&rig, &requests[i], 20, 10);
     }
     struct engine_request request = rig_engine_request(&requests[5], 20, 10, 1);
     test_eq_u64(rig_submit(&rig, &requests[5], &request, &err), ERR_BUSY);
     test_eq_str(err.message, "3 requests wait already, at most 3 may");
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     for (uint32_t i = 0; i < 5; i++) {
-        check_length(&requests[i], 10);
+        rig_check_length(&requests[i], 10);
     }
     test_eq_u64(requests[5].ended, 0);
     rig_fini(&rig);
@@ -300,22 +262,22 @@ static void test_the_queue_is_bounded(void)
 
 static void test_priority_then_arrival(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.slots = 1;
     struct rig rig;
     struct rig_request requests[5];
     static const int32_t priorities[5] = {0, 5, 0, -1, 5};
     static const uint32_t order[5] = {0, 3, 2, 1, 4};
     rig_init(&rig, &model, &options);
-    rig_run_to(&rig, rig.now_ns + MS);
+    rig_run_to(&rig, rig.now_ns + RIG_MS);
     for (uint32_t i = 0; i < 5; i++) {
         struct err err;
         struct engine_request request = rig_engine_request(&requests[i], 20, 10, i);
         request.priority = priorities[i];
         test_ok(rig_submit(&rig, &requests[i], &request, &err), &err);
     }
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     for (uint32_t i = 1; i < 5; i++) {
         test_true(requests[order[i]].first_token_ns > requests[order[i - 1]].first_token_ns);
     }
@@ -324,8 +286,8 @@ static void test_priority_then_arrival(void)
 
 static void test_the_head_is_overtaken_a_bounded_number_of_times(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.global_pages = 64;
     struct rig rig;
     struct rig_request running;
@@ -333,16 +295,16 @@ static void test_the_head_is_overtaken_a_bounded_number_of_times(void)
     struct rig_request small[SCHED_MAX_OVERTAKES + 8];
     rig_init(&rig, &model, &options);
     rig_add(&rig, &running, 16, 400); /* 26 pages, for four seconds */
-    rig_run_to(&rig, rig.now_ns + 50 * MS);
+    rig_run_to(&rig, rig.now_ns + 50 * RIG_MS);
     rig_add(&rig, &head, 800, 8); /* 51 pages: waits for it */
     for (uint32_t i = 0; i < SCHED_MAX_OVERTAKES + 8; i++) {
         rig_add(&rig, &small[i], 8, 8);
     }
-    rig_run_idle(&rig, LONG_NS);
-    check_length(&head, 8);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_check_length(&head, 8);
     test_eq_u64(rig_stats(&rig).overtakes, SCHED_MAX_OVERTAKES);
     for (uint32_t i = 0; i < SCHED_MAX_OVERTAKES + 8; i++) {
-        check_length(&small[i], 8);
+        rig_check_length(&small[i], 8);
         test_true((small[i].first_token_ns < running.ended_ns) == (i < SCHED_MAX_OVERTAKES));
     }
     rig_fini(&rig);
@@ -350,8 +312,8 @@ static void test_the_head_is_overtaken_a_bounded_number_of_times(void)
 
 static void test_a_deadline_ends_the_wait(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.slots = 1;
     struct rig rig;
     struct rig_request running;
@@ -360,11 +322,11 @@ static void test_a_deadline_ends_the_wait(void)
     rig_init(&rig, &model, &options);
     rig_add(&rig, &running, 8, 100);
     struct engine_request request = rig_engine_request(&late, 8, 4, 1);
-    request.deadline_ns = rig.now_ns + 333 * MS;
+    request.deadline_ns = rig.now_ns + 333 * RIG_MS;
     test_ok(rig_submit(&rig, &late, &request, &err), &err);
     uint64_t deadline_ns = request.deadline_ns;
-    rig_run_idle(&rig, LONG_NS);
-    check_length(&running, 100);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_check_length(&running, 100);
     test_eq_u64(late.ended, 1);
     test_eq_u64(late.code, ERR_TIMEOUT);
     test_eq_u64(late.ended_ns, deadline_ns);
@@ -375,20 +337,20 @@ static void test_ping_only_when_nothing_else_is_sent(void)
 {
     struct rig rig;
     struct rig_request request;
-    init_default(&rig);
-    rig_run_to(&rig, rig.now_ns + 5050 * MS);
+    rig_init_default(&rig);
+    rig_run_to(&rig, rig.now_ns + 5050 * RIG_MS);
     test_eq_u64(rig_count_sent(&rig, PLAN_PING), 11); /* the first, and ten */
-    test_true(rig.now_ns - sched_alive_ns(rig.sched) < 501 * MS);
+    test_true(rig.now_ns - sched_alive_ns(rig.sched) < 501 * RIG_MS);
     rig_add(&rig, &request, 8, 300);
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     test_eq_u64(rig_count_sent(&rig, PLAN_PING), 11);
     rig_fini(&rig);
 }
 
 static void test_decode_rows_beyond_a_step_take_turns(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     model.limits.max_step_rows = 4;
     struct rig rig;
     struct rig_request requests[10];
@@ -396,16 +358,16 @@ static void test_decode_rows_beyond_a_step_take_turns(void)
     for (uint32_t i = 0; i < 10; i++) {
         rig_add(&rig, &requests[i], 8, 60);
     }
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     uint64_t first_ns = UINT64_MAX;
     uint64_t last_ns = 0;
     for (uint32_t i = 0; i < 10; i++) {
-        check_length(&requests[i], 60);
+        rig_check_length(&requests[i], 60);
         first_ns = requests[i].ended_ns < first_ns ? requests[i].ended_ns : first_ns;
         last_ns = requests[i].ended_ns > last_ns ? requests[i].ended_ns : last_ns;
     }
     /* 600 tokens of 4 rows of 10 ms are 1.5 s; prompts start one by one beside 3 decode rows */
-    test_true(last_ns - first_ns < 400 * MS);
+    test_true(last_ns - first_ns < 400 * RIG_MS);
     rig_fini(&rig);
 }
 
@@ -416,13 +378,13 @@ static void test_logprobs_are_gathered_from_their_records(void)
         struct rig rig;
         struct rig_request requested;
         struct err err;
-        init_default(&rig);
+        rig_init_default(&rig);
         struct engine_request request = rig_engine_request(&requested, 300, 10, 1);
         request.admit.logprobs = asked[i];
         request.admit.prompt_logprobs = asked[i];
         test_ok(rig_submit(&rig, &requested, &request, &err), &err);
-        rig_run_idle(&rig, LONG_NS);
-        check_length(&requested, 10);
+        rig_run_idle(&rig, RIG_LONG_NS);
+        rig_check_length(&requested, 10);
         test_eq_u64(requested.pair_count, 10ULL * (asked[i] - 1));
         test_eq_u64(requested.prompt_logprob_count, 299);
         rig_fini(&rig);
@@ -431,22 +393,22 @@ static void test_logprobs_are_gathered_from_their_records(void)
 
 static void test_a_smaller_quota_is_kept(void)
 {
-    struct model_options model = default_model();
-    struct sched_options options = default_sched();
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
     struct rig rig;
     struct rig_request requests[4];
     rig_init(&rig, &model, &options);
-    rig_run_to(&rig, rig.now_ns + MS);
+    rig_run_to(&rig, rig.now_ns + RIG_MS);
     model_set_quota(rig.model, 60, 40, rig.now_ns);
-    rig_run_to(&rig, rig.now_ns + MS);
+    rig_run_to(&rig, rig.now_ns + RIG_MS);
     for (uint32_t i = 0; i < 4; i++) {
         rig_add(&rig, &requests[i], 200, 100); /* 19 full pages each */
     }
-    rig_run_to(&rig, rig.now_ns + 100 * MS);
+    rig_run_to(&rig, rig.now_ns + 100 * RIG_MS);
     test_eq_u64(rig_model_stats(&rig).sequences, 2);
-    rig_run_idle(&rig, LONG_NS);
+    rig_run_idle(&rig, RIG_LONG_NS);
     for (uint32_t i = 0; i < 4; i++) {
-        check_length(&requests[i], 100);
+        rig_check_length(&requests[i], 100);
     }
     rig_fini(&rig);
 }
