@@ -11,7 +11,6 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
-#include "frontend/tokenizer.h"
 #include "tests/testlib/fake_engine.h"
 #include "tests/testlib/fake_worker.h"
 #include "tests/testlib/frontend_process.h"
@@ -56,26 +55,14 @@ struct client {
     uint32_t stream;
 };
 
-static uint64_t tokenizer_hash(void)
-{
-    struct err err;
-    struct tokenizer *tokenizer = NULL;
-    test_ok(tok_load(TEST_DEMO_MODEL_DIR "/tokenizer.json", NULL, &tokenizer, &err), &err);
-    uint64_t hash = tok_file_hash(tokenizer);
-    tok_destroy(tokenizer);
-    return hash;
-}
-
 static void start(struct rig *rig)
 {
-    char run_dir[300];
+    char settings[120];
     (void)snprintf(rig->cancels_path, sizeof(rig->cancels_path), "/tmp/bz%d", (int)getpid());
-    (void)snprintf(run_dir, sizeof(run_dir),
-                   "--run-dir=fake?hash=%016" PRIx64 "&slots=999&step_us=2000&cancels=%s",
-                   tokenizer_hash(), rig->cancels_path);
-    const char *argv[] = {run_dir, "--max-queue=2000", "--log-level=warn", NULL};
-    frontend_process_start(&rig->process, TEST_FAKE_FRONTEND, TEST_DEMO_MODEL_DIR, argv);
-    frontend_process_await_ready(&rig->process);
+    (void)snprintf(settings, sizeof(settings), "&slots=999&step_us=2000&cancels=%s",
+                   rig->cancels_path);
+    const char *arguments[] = {"--max-queue=2000", "--log-level=warn", NULL};
+    frontend_process_start_fake(&rig->process, settings, arguments);
 }
 
 static void on_cancel(void *owner, uint64_t seed, uint64_t at_ns)
@@ -102,7 +89,7 @@ static void start_with_worker(struct rig *rig)
     options.model.limits.vocab_tokens = 2048;
     options.model.limits.local_pages = 100000;
     options.model.limits.global_pages = 100000;
-    options.model.limits.tokenizer_hash = tokenizer_hash();
+    options.model.limits.tokenizer_hash = frontend_process_demo_hash();
     options.model.step_ns = 5 * CLOCK_NS_PER_MS;
     options.model.token_first = 100;
     test_ok(fake_start(&options, &rig->worker, &err), &err);
@@ -125,19 +112,6 @@ static void finish(struct rig *rig)
         (void)unlink(rig->cancels_path);
     }
     mem_free(rig);
-}
-
-static uint64_t metric(const struct rig *rig, const char *name)
-{
-    struct http_answer answer;
-    char line[200];
-    http_client_once(rig->process.port, "GET", "/metrics", NULL, &answer);
-    (void)snprintf(line, sizeof(line), "\n%s{", name);
-    const char *found = strstr(buf_text(&answer.body), line);
-    test_true(found != NULL);
-    uint64_t value = strtoull(strchr(found, '}') + 1, NULL, 10);
-    http_answer_fini(&answer);
-    return value;
 }
 
 static bool is_h2(enum way way)
@@ -194,7 +168,7 @@ static void leave_all(struct rig *rig, enum way way, bool is_stream)
         test_true(is_h2(way) ? http2_client_await(&clients[i].h2, "data: ")
                              : http_client_await(&clients[i].plain, "data: "));
     }
-    while (metric(rig, "vllm:num_requests_running") < CLIENTS_PER_WAY) {
+    while (http_client_metric(rig->process.port, "vllm:num_requests_running") < CLIENTS_PER_WAY) {
     }
     await_sequences(rig, CLIENTS_PER_WAY);
     for (uint32_t i = 0; i < CLIENTS_PER_WAY; i++) {
@@ -202,7 +176,7 @@ static void leave_all(struct rig *rig, enum way way, bool is_stream)
         leave(&clients[i], way);
     }
     rig->left_count += CLIENTS_PER_WAY;
-    while (metric(rig, "vllm:num_requests_running") > 0) {
+    while (http_client_metric(rig->process.port, "vllm:num_requests_running") > 0) {
     }
     await_sequences(rig, 0);
     for (uint32_t i = 0; i < CLIENTS_PER_WAY; i++) {
@@ -260,12 +234,13 @@ static void leave_in_every_way(struct rig *rig)
         leave_all(rig, (enum way)way, false);
         leave_all(rig, (enum way)way, true);
     }
-    test_eq_u64(metric(rig, "bezel:requests_open"), 0);
-    test_eq_u64(metric(rig, "bezel:requests_cancelled_total"), rig->left_count);
-    test_eq_u64(metric(rig, "bezel:clients_gone_total"), rig->left_count);
-    test_eq_u64(metric(rig, "vllm:num_requests_waiting"), 0);
+    test_eq_u64(http_client_metric(rig->process.port, "bezel:requests_open"), 0);
+    test_eq_u64(http_client_metric(rig->process.port, "bezel:requests_cancelled_total"),
+                rig->left_count);
+    test_eq_u64(http_client_metric(rig->process.port, "bezel:clients_gone_total"), rig->left_count);
+    test_eq_u64(http_client_metric(rig->process.port, "vllm:num_requests_waiting"), 0);
     /* The connection that asks is the only one left. */
-    while (metric(rig, "bezel:http_connections") > 1) {
+    while (http_client_metric(rig->process.port, "bezel:http_connections") > 1) {
     }
 }
 
@@ -311,8 +286,8 @@ static void test_reset_ends_one_stream_only(void)
     test_true(http2_client_await(&client, "[DONE]"));
     test_true(http2_client_await_ends(&client, 1));
     http2_client_close(&client);
-    test_eq_u64(metric(rig, "bezel:requests_finished_total"), 1);
-    test_eq_u64(metric(rig, "bezel:requests_cancelled_total"), 1);
+    test_eq_u64(http_client_metric(rig->process.port, "bezel:requests_finished_total"), 1);
+    test_eq_u64(http_client_metric(rig->process.port, "bezel:requests_cancelled_total"), 1);
     finish(rig);
 }
 

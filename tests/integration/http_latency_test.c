@@ -9,7 +9,6 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
-#include "frontend/tokenizer.h"
 #include "tests/testlib/frontend_process.h"
 #include "tests/testlib/http_client.h"
 #include "tests/testlib/test.h"
@@ -129,17 +128,9 @@ static bool run_round(struct poster *poster)
 
 static void test_large_prompts_do_not_delay_a_stream(void)
 {
-    struct err err;
-    struct tokenizer *tokenizer = NULL;
     struct frontend_process process;
-    char run_dir[120];
-    test_ok(tok_load(TEST_DEMO_MODEL_DIR "/tokenizer.json", NULL, &tokenizer, &err), &err);
-    (void)snprintf(run_dir, sizeof(run_dir), "--run-dir=fake?hash=%016" PRIx64 "&step_us=5000",
-                   tok_file_hash(tokenizer));
-    tok_destroy(tokenizer);
-    const char *argv[] = {run_dir, "--log-level=warn", NULL};
-    frontend_process_start(&process, TEST_FAKE_FRONTEND, TEST_DEMO_MODEL_DIR, argv);
-    frontend_process_await_ready(&process);
+    const char *arguments[] = {"--log-level=warn", NULL};
+    frontend_process_start_fake(&process, "&step_us=5000", arguments);
     /* Other load on the machine only adds: the best of a few rounds is the server's own. */
     bool is_good = false;
     struct poster poster = {.port = process.port, .body = large_body()};

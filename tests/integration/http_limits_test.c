@@ -1,5 +1,4 @@
 /* Clients that are slow, greedy or rude: each is bounded, and others are served meanwhile. */
-#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,44 +9,12 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
-#include "frontend/tokenizer.h"
 #include "tests/testlib/frontend_process.h"
 #include "tests/testlib/http2_client.h"
 #include "tests/testlib/http_client.h"
 #include "tests/testlib/test.h"
 
 #define COMPLETIONS "/v1/completions"
-
-static void start(struct frontend_process *process, const char *settings,
-                  const char *const *arguments)
-{
-    struct err err;
-    struct tokenizer *tokenizer = NULL;
-    test_ok(tok_load(TEST_DEMO_MODEL_DIR "/tokenizer.json", NULL, &tokenizer, &err), &err);
-    char run_dir[300];
-    (void)snprintf(run_dir, sizeof(run_dir), "--run-dir=fake?hash=%016" PRIx64 "%s",
-                   tok_file_hash(tokenizer), settings);
-    tok_destroy(tokenizer);
-    const char *argv[24] = {run_dir, "--log-level=error"};
-    for (int i = 0; arguments && arguments[i]; i++) {
-        argv[2 + i] = arguments[i];
-    }
-    frontend_process_start(process, TEST_FAKE_FRONTEND, TEST_DEMO_MODEL_DIR, argv);
-    frontend_process_await_ready(process);
-}
-
-static uint64_t metric(uint16_t port, const char *name)
-{
-    struct http_answer answer;
-    char line[200];
-    http_client_once(port, "GET", "/metrics", NULL, &answer);
-    (void)snprintf(line, sizeof(line), "\n%s{", name);
-    const char *found = strstr(buf_text(&answer.body), line);
-    test_true(found != NULL);
-    uint64_t value = strtoull(strchr(found, '}') + 1, NULL, 10);
-    http_answer_fini(&answer);
-    return value;
-}
 
 static void expect_healthy(struct frontend_process *process)
 {
@@ -63,7 +30,7 @@ static void test_slow_readers_are_cancelled(void)
 {
     struct frontend_process process;
     const char *arguments[] = {"--stream-buffer-kb=64", NULL};
-    start(&process, "&step_us=50&context=900000", arguments);
+    frontend_process_start_fake(&process, "&step_us=50&context=900000", arguments);
     for (int is_h2 = 0; is_h2 < 2; is_h2++) {
         struct http_client client;
         struct http2_client h2;
@@ -79,10 +46,10 @@ static void test_slow_readers_are_cancelled(void)
             http_client_request(&client, "POST", COMPLETIONS, "", body);
         }
         uint64_t deadline_ns = clock_now_ns() + 20 * CLOCK_NS_PER_SEC;
-        while (metric(process.port, "bezel:slow_readers_total") < (uint64_t)is_h2 + 1) {
+        while (http_client_metric(process.port, "bezel:slow_readers_total") < (uint64_t)is_h2 + 1) {
             test_true(clock_now_ns() < deadline_ns);
         }
-        test_eq_u64(metric(process.port, "bezel:requests_open"), 0);
+        test_eq_u64(http_client_metric(process.port, "bezel:requests_open"), 0);
         if (is_h2) {
             /* Once it reads again, it learns why. */
             test_true(http2_client_await(&h2, "slow_reader"));
@@ -99,7 +66,7 @@ static void test_dawdling_headers_time_out(void)
 {
     struct frontend_process process;
     const char *arguments[] = {"--header-timeout-s=1", NULL};
-    start(&process, "", arguments);
+    frontend_process_start_fake(&process, "", arguments);
     struct http_client slow;
     struct http_client idle;
     http_client_open(&slow, process.port);
@@ -110,7 +77,7 @@ static void test_dawdling_headers_time_out(void)
         http_client_send(&slow, "y", 1); /* a byte now and then buys no time */
     }
     test_true(!http_client_await(&slow, "HTTP/1.1 200"));
-    test_eq_u64(metric(process.port, "bezel:header_timeouts_total"), 1);
+    test_eq_u64(http_client_metric(process.port, "bezel:header_timeouts_total"), 1);
     /* A connection that has sent nothing may idle. */
     http_client_request(&idle, "GET", "/health", "", NULL);
     test_true(http_client_await(&idle, "HTTP/1.1 200"));
@@ -124,7 +91,7 @@ static void test_connections_are_bounded(void)
     struct frontend_process process;
     struct http_client clients[12];
     const char *arguments[] = {"--max-connections=8", NULL};
-    start(&process, "", arguments);
+    frontend_process_start_fake(&process, "", arguments);
     for (int i = 0; i < 12; i++) {
         http_client_open(&clients[i], process.port); /* the last four wait in the backlog */
         http_client_request(&clients[i], "GET", "/health", "", NULL);
@@ -140,7 +107,7 @@ static void test_pipelined_requests_are_answered_in_order(void)
 {
     struct frontend_process process;
     struct http_client client;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     http_client_open(&client, process.port);
     for (int i = 0; i < 5; i++) {
         char headers[40];
@@ -174,7 +141,7 @@ static void test_malformed_http(void)
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nnonsense that is no frame",
     };
     struct frontend_process process;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         struct http_client client;
         http_client_open(&client, process.port);
@@ -201,7 +168,7 @@ static void test_expect_continue_and_chunked_bodies(void)
     struct frontend_process process;
     struct http_client client;
     struct http_answer answer;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     http_client_open(&client, process.port);
     const char *head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
                        "Content-Length: 18\r\n\r\n";
@@ -228,7 +195,7 @@ static void test_http2_serves_many_streams(void)
 {
     struct frontend_process process;
     struct http2_client client;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     http2_client_open(&client, process.port);
     for (int i = 0; i < 40; i++) {
         (void)http2_client_post(&client, COMPLETIONS,
@@ -238,7 +205,7 @@ static void test_http2_serves_many_streams(void)
     test_true(http2_client_await_ends(&client, 40));
     test_eq_u64(client.reset_streams, 0);
     http2_client_close(&client);
-    test_eq_u64(metric(process.port, "bezel:requests_finished_total"), 40);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_finished_total"), 40);
     expect_healthy(&process);
 }
 
@@ -247,7 +214,7 @@ static void test_http2_body_over_the_limit(void)
     struct frontend_process process;
     struct http2_client client;
     const char *arguments[] = {"--max-body-mb=1", NULL};
-    start(&process, "", arguments);
+    frontend_process_start_fake(&process, "", arguments);
     char *body = mem_zalloc((2 << 20) + 1, 1);
     memset(body, ' ', 2 << 20);
     http2_client_open(&client, process.port);
@@ -263,7 +230,7 @@ static void test_silent_streams_get_comments(void)
     struct frontend_process process;
     struct http_client client;
     const char *arguments[] = {"--sse-ping-s=1", NULL};
-    start(&process, "&step_us=1500000", arguments);
+    frontend_process_start_fake(&process, "&step_us=1500000", arguments);
     http_client_open(&client, process.port);
     http_client_request(&client, "POST", COMPLETIONS, "", "{\"prompt\":\"a\",\"stream\":true}");
     test_true(http_client_await(&client, ": ping"));
@@ -276,7 +243,7 @@ static void test_drain_closes_http2(void)
 {
     struct frontend_process process;
     struct http2_client client;
-    start(&process, "&step_us=5000", NULL);
+    frontend_process_start_fake(&process, "&step_us=5000", NULL);
     http2_client_open(&client, process.port);
     (void)http2_client_post(&client, COMPLETIONS,
                             "{\"prompt\":\"a b c d\",\"ignore_eos\":true,\"max_tokens\":100,"

@@ -1,5 +1,4 @@
 /* The HTTP side over real sockets, with the fake engine in place of scheduler and worker. */
-#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,32 +8,12 @@
 #include "common/clock.h"
 #include "common/json.h"
 #include "common/mem.h"
-#include "frontend/tokenizer.h"
 #include "tests/testlib/frontend_process.h"
 #include "tests/testlib/http_client.h"
 #include "tests/testlib/test.h"
 
 #define CHAT        "/v1/chat/completions"
 #define COMPLETIONS "/v1/completions"
-
-/* settings: of the fake engine, beginning with '&' or empty. */
-static void start(struct frontend_process *process, const char *settings,
-                  const char *const *arguments)
-{
-    struct err err;
-    struct tokenizer *tokenizer = NULL;
-    test_ok(tok_load(TEST_DEMO_MODEL_DIR "/tokenizer.json", NULL, &tokenizer, &err), &err);
-    char run_dir[300];
-    (void)snprintf(run_dir, sizeof(run_dir), "--run-dir=fake?hash=%016" PRIx64 "%s",
-                   tok_file_hash(tokenizer), settings);
-    tok_destroy(tokenizer);
-    const char *argv[24] = {run_dir, "--served-model-name=demo"};
-    for (int i = 0; arguments && arguments[i]; i++) {
-        argv[2 + i] = arguments[i];
-    }
-    frontend_process_start(process, TEST_FAKE_FRONTEND, TEST_DEMO_MODEL_DIR, argv);
-    frontend_process_await_ready(process);
-}
 
 static void stop(struct frontend_process *process)
 {
@@ -150,27 +129,11 @@ static void stream_fini(struct stream *stream)
     buf_fini(&stream->reasoning);
 }
 
-static uint64_t metric(uint16_t port, const char *name)
-{
-    struct http_answer answer;
-    http_client_once(port, "GET", "/metrics", NULL, &answer);
-    test_eq_u64((uint64_t)answer.status, 200);
-    char line[200];
-    (void)snprintf(line, sizeof(line), "\n%s{", name);
-    const char *found = strstr(buf_text(&answer.body), line);
-    if (!found) {
-        test_fail(__FILE__, __LINE__, "no metric %s", name);
-    }
-    uint64_t value = strtoull(strchr(found, '}') + 1, NULL, 10);
-    http_answer_fini(&answer);
-    return value;
-}
-
 static void test_info_routes(void)
 {
     struct frontend_process process;
     struct http_answer answer;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     http_client_once(process.port, "GET", "/health", NULL, &answer);
     test_eq_u64((uint64_t)answer.status, 200);
     http_answer_fini(&answer);
@@ -227,7 +190,7 @@ static const struct {
 static void test_refusals_have_status_and_shape(void)
 {
     struct frontend_process process;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++) {
         struct http_answer answer;
         http_client_once(process.port, refusals[i].method, refusals[i].path, refusals[i].body,
@@ -248,14 +211,14 @@ static void test_refusals_have_status_and_shape(void)
         json_release(body);
         http_answer_fini(&answer);
     }
-    test_eq_u64(metric(process.port, "bezel:requests_rejected_total"), 12);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_rejected_total"), 12);
     stop(&process);
 }
 
 static void test_too_long_prompt_names_both_numbers(void)
 {
     struct frontend_process process;
-    start(&process, "&context=100", NULL);
+    frontend_process_start_fake(&process, "&context=100", NULL);
     struct buf body;
     buf_init(&body);
     buf_append_text(&body, "{\"prompt\":[2");
@@ -277,7 +240,7 @@ static void test_completion_echoes_prompt(void)
 {
     struct frontend_process process;
     struct http_answer answer;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     http_client_once(process.port, "POST", COMPLETIONS,
                      "{\"model\":\"demo\",\"prompt\":\"The capital of France\",\"logprobs\":2}",
                      &answer);
@@ -313,7 +276,7 @@ static void test_completion_stream(void)
     struct http_client client;
     struct http_answer answer;
     struct stream stream;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     http_client_open(&client, process.port);
     for (int i = 0; i < 3; i++) { /* on one connection */
         http_client_request(&client, "POST", COMPLETIONS, "X-Request-Id: mine-1\r\n",
@@ -349,7 +312,7 @@ static void test_stop_strings(void)
         {"\"nowhere\"", "Hello, world and more"},
     };
     struct frontend_process process;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     for (size_t i = 0; i < 2 * sizeof(rows) / sizeof(rows[0]); i++) {
         char body[256];
         struct http_answer answer;
@@ -380,7 +343,7 @@ static void test_chat_never_shows_markers(void)
     struct frontend_process process;
     struct http_answer answer;
     struct stream stream;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     /* The echo of a rendered chat is full of markers. */
     const char *body = "{\"messages\":[{\"role\":\"user\",\"content\":\"Say <|channel>hi\"}]}";
     http_client_once(process.port, "POST", CHAT, body, &answer);
@@ -416,7 +379,7 @@ static void test_chat_logprobs_join_to_content(void)
 {
     struct frontend_process process;
     struct http_answer answer;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     http_client_once(
         process.port, "POST", CHAT,
         "{\"messages\":[{\"role\":\"user\",\"content\":\"\xc3\xa9t\xc3\xa9 \xf0\x9f\x98"
@@ -446,7 +409,7 @@ static void test_failure_before_and_during_a_stream(void)
     struct frontend_process process;
     struct http_answer answer;
     struct stream stream;
-    start(&process, "&fail_after=3", NULL);
+    frontend_process_start_fake(&process, "&fail_after=3", NULL);
     http_client_once(process.port, "POST", COMPLETIONS, "{\"prompt\":\"one two three four five\"}",
                      &answer);
     test_eq_u64((uint64_t)answer.status, 503);
@@ -460,7 +423,7 @@ static void test_failure_before_and_during_a_stream(void)
     test_eq_u64(stream.done_count, 0);
     stream_fini(&stream);
     http_answer_fini(&answer);
-    test_eq_u64(metric(process.port, "bezel:requests_failed_total"), 2);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_failed_total"), 2);
     stop(&process);
 }
 
@@ -468,7 +431,7 @@ static void test_large_bodies(void)
 {
     struct frontend_process process;
     const char *arguments[] = {"--max-body-mb=2", NULL};
-    start(&process, "", arguments);
+    frontend_process_start_fake(&process, "", arguments);
     for (size_t mb = 1; mb <= 40; mb = mb == 1 ? 3 : mb * 3) { /* 1 served; 3, 9, 27 refused */
         struct http_client client;
         struct http_answer answer;
@@ -504,7 +467,7 @@ static void test_full_queue_is_429(void)
     struct http_client waiting[4];
     struct http_answer answer;
     const char *arguments[] = {"--max-queue=3", NULL};
-    start(&process, "&slots=1&step_us=3000", arguments);
+    frontend_process_start_fake(&process, "&slots=1&step_us=3000", arguments);
     for (int i = 0; i < 4; i++) {
         http_client_open(&waiting[i], process.port);
         http_client_request(&waiting[i], "POST", COMPLETIONS, "",
@@ -514,7 +477,7 @@ static void test_full_queue_is_429(void)
             test_true(http_client_await(&waiting[i], "data: "));
         }
     }
-    while (metric(process.port, "vllm:num_requests_waiting") < 3) {
+    while (http_client_metric(process.port, "vllm:num_requests_waiting") < 3) {
     }
     http_client_once(process.port, "POST", COMPLETIONS, "{\"prompt\":\"a\"}", &answer);
     test_eq_u64((uint64_t)answer.status, 429);
@@ -597,7 +560,7 @@ static void test_drain_finishes_streams(void)
         struct http_client client;
         struct http_answer answer;
         struct stream stream;
-        start(&process, "&step_us=5000", NULL);
+        frontend_process_start_fake(&process, "&step_us=5000", NULL);
         http_client_open(&client, process.port);
         http_client_request(&client, "POST", COMPLETIONS, "",
                             "{\"prompt\":\"a b c d\",\"ignore_eos\":true,\"max_tokens\":60,"
@@ -625,7 +588,7 @@ static void test_drain_timeout_ends_streams(void)
     struct frontend_process process;
     struct http_client client;
     const char *arguments[] = {"--drain-timeout-s=1", NULL};
-    start(&process, "&step_us=5000", arguments);
+    frontend_process_start_fake(&process, "&step_us=5000", arguments);
     http_client_open(&client, process.port);
     http_client_request(&client, "POST", COMPLETIONS, "",
                         "{\"prompt\":\"a b c d\",\"ignore_eos\":true,\"stream\":true}");
@@ -640,7 +603,7 @@ static void test_counters_add_up(void)
 {
     struct frontend_process process;
     struct http_answer answer;
-    start(&process, "", NULL);
+    frontend_process_start_fake(&process, "", NULL);
     for (int i = 0; i < 10; i++) {
         http_client_once(process.port, "POST", COMPLETIONS,
                          i % 3 == 0 ? "{\"prompt\":7}" : "{\"prompt\":\"a b\"}", &answer);
@@ -651,17 +614,17 @@ static void test_counters_add_up(void)
     http_client_request(&client, "POST", COMPLETIONS, "",
                         "{\"prompt\":\"a b c d\",\"ignore_eos\":true,\"stream\":true}");
     test_true(http_client_await(&client, "data: "));
-    test_eq_u64(metric(process.port, "bezel:requests_open"), 1);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_open"), 1);
     http_client_close(&client);
-    while (metric(process.port, "bezel:requests_cancelled_total") == 0) {
+    while (http_client_metric(process.port, "bezel:requests_cancelled_total") == 0) {
     }
-    test_eq_u64(metric(process.port, "bezel:requests_arrived_total"), 11);
-    test_eq_u64(metric(process.port, "bezel:requests_finished_total"), 6);
-    test_eq_u64(metric(process.port, "bezel:requests_rejected_total"), 4);
-    test_eq_u64(metric(process.port, "bezel:requests_cancelled_total"), 1);
-    test_eq_u64(metric(process.port, "bezel:requests_failed_total"), 0);
-    test_eq_u64(metric(process.port, "bezel:requests_open"), 0);
-    test_eq_u64(metric(process.port, "vllm:num_requests_waiting"), 0);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_arrived_total"), 11);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_finished_total"), 6);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_rejected_total"), 4);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_cancelled_total"), 1);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_failed_total"), 0);
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_open"), 0);
+    test_eq_u64(http_client_metric(process.port, "vllm:num_requests_waiting"), 0);
     stop(&process);
 }
 

@@ -9,7 +9,7 @@
  *   vocab       (2048)
  *   fail_after  tokens after which a request fails as by a lost device (0: never)
  *   ready_ms    time until a worker is attached (0)
- *   hash        tokenizer hash of the worker, hexadecimal (of the HTTP side's own file: "same")
+ *   hash        tokenizer hash of the worker, hexadecimal (0)
  *   cancels     file that gets 16 bytes for each cancel: request's last prompt id, monotonic ns */
 #ifndef TESTS_TESTLIB_FAKE_ENGINE_H
 #define TESTS_TESTLIB_FAKE_ENGINE_H

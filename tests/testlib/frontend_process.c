@@ -1,6 +1,7 @@
 #include "tests/testlib/frontend_process.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -12,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "proto/hello.h"
 #include "tests/testlib/test.h"
 
 enum {
@@ -83,6 +85,29 @@ void frontend_process_start(struct frontend_process *process, const char *progra
     (void)close(lifeline[0]);
     process->ready_fd = ready[0];
     process->lifeline_fd = lifeline[1];
+}
+
+uint64_t frontend_process_demo_hash(void)
+{
+    uint64_t hash = 0;
+    struct err err;
+    test_ok(hello_hash_file(TEST_DEMO_MODEL_DIR "/tokenizer.json", &hash, &err), &err);
+    return hash;
+}
+
+void frontend_process_start_fake(struct frontend_process *process, const char *settings,
+                                 const char *const *arguments)
+{
+    char run_dir[300];
+    int length = snprintf(run_dir, sizeof(run_dir), "--run-dir=fake?hash=%016" PRIx64 "%s",
+                          frontend_process_demo_hash(), settings);
+    test_true(length > 0 && (size_t)length < sizeof(run_dir));
+    const char *argv[MAX_ARGUMENTS] = {run_dir, "--served-model-name=demo", "--log-level=error"};
+    for (int i = 0; arguments && arguments[i]; i++) {
+        argv[3 + i] = arguments[i];
+    }
+    frontend_process_start(process, TEST_FAKE_FRONTEND, TEST_DEMO_MODEL_DIR, argv);
+    frontend_process_await_ready(process);
 }
 
 void frontend_process_await_ready(struct frontend_process *process)

@@ -17,6 +17,15 @@ struct frontend_process {
 void frontend_process_start(struct frontend_process *process, const char *program,
                             const char *model_dir, const char *const *arguments);
 
+/* The build with the fake engine, whose worker has the demo model's tokenizer; waits until it is
+ * ready.  Called "demo" and logs errors only, unless arguments say otherwise.
+ * settings: further ones of fake_engine.h, "" or "&name=value...". */
+void frontend_process_start_fake(struct frontend_process *process, const char *settings,
+                                 const char *const *arguments);
+
+/* tokenizer_hash of a worker that serves the demo model. */
+uint64_t frontend_process_demo_hash(void);
+
 /* Wait for the ready byte; fails the test after ten seconds. */
 void frontend_process_await_ready(struct frontend_process *process);
 

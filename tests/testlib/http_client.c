@@ -211,3 +211,19 @@ void http_client_once(uint16_t port, const char *method, const char *path, const
     http_client_read(&client, out_answer);
     http_client_close(&client);
 }
+
+uint64_t http_client_metric(uint16_t port, const char *name)
+{
+    struct http_answer answer;
+    char line[200];
+    http_client_once(port, "GET", "/metrics", NULL, &answer);
+    test_eq_u64((uint64_t)answer.status, 200);
+    (void)snprintf(line, sizeof(line), "\n%s{", name);
+    const char *found = strstr(buf_text(&answer.body), line);
+    if (!found) {
+        test_fail(__FILE__, __LINE__, "no metric %s", name);
+    }
+    uint64_t value = strtoull(strchr(found, '}') + 1, NULL, 10);
+    http_answer_fini(&answer);
+    return value;
+}

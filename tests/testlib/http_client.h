@@ -50,4 +50,7 @@ bool http_client_take(struct http_client *client, size_t byte_count, struct buf 
 void http_client_once(uint16_t port, const char *method, const char *path, const char *body,
                       struct http_answer *out_answer);
 
+/* Value of the first sample of that name on /metrics; fails the test where there is none. */
+uint64_t http_client_metric(uint16_t port, const char *name);
+
 #endif
