@@ -189,7 +189,7 @@ struct twin_interval twin_gelu(float gate)
     double x = (double)gate;
     double inner = 0.7978845608028654 * (x + 0.044715 * x * x * x);
     double value = 0.5 * x * (1.0 + tanh(inner));
-    return twin_rounded(value, fabs(x) * 0x1p-23 + fabs(value) * 0x1p-20);
+    return twin_rounded(value, fabs(x) * 0x1p-22 + fabs(value) * 0x1p-20);
 }
 
 struct twin_interval twin_softcapped(float logit, float cap)

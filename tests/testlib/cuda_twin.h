@@ -77,7 +77,7 @@ struct twin_interval twin_normed(struct twin_interval value, double factor, doub
 /* (mean(values^2) + eps)^(-1/2) */
 double twin_rms_factor(const uint16_t *values, uint32_t elems, float eps);
 
-/* bf16(gelu_tanh(gate)) of a gate that is one bf16 value.  f32 leaves 1 + tanh(...) some 2^-23 off,
+/* bf16(gelu_tanh(gate)) of a gate that is one bf16 value.  f32 leaves 1 + tanh(...) up to 2^-21 off,
  * whatever is left of it. */
 struct twin_interval twin_gelu(float gate);
 
