@@ -9,7 +9,8 @@
  * then loads sleeping (R1).  All five are seq_cst, hence in one total order.  If R1 comes after S1
  * it reads 1, and the bell is rung.  Otherwise R1 is before S1, so P1 or W1 before R1 is before S2
  * and S3, which see it.  A bell that rings between S3 and the sleep is caught by the kernel, which
- * compares the bell with what S3 read before it sleeps. */
+ * compares the bell with what S3 read before it sleeps.  The sleeper alone writes its flag: a waker
+ * that cleared it late would take the flag of the next sleep, and that sleep's wake with it. */
 #include "common/ring.h"
 
 #include <assert.h>
@@ -133,18 +134,6 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value,
     return syscall(SYS_futex, word, operation, value, deadline, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Whoever takes the sleeping flag makes the system call; others saw it taken and need not. */
-static void wake_sleeper(struct ring_shared *shared)
-{
-    /* R1: seq_cst, see the proof above. */
-    if (atomic_load_explicit(&shared->sleeping, memory_order_seq_cst) == 0) {
-        return;
-    }
-    if (atomic_exchange_explicit(&shared->sleeping, 0, memory_order_seq_cst) == 1) {
-        (void)futex(&shared->bell, FUTEX_WAKE, INT_MAX, NULL); /* nobody there is fine */
-    }
-}
-
 void ring_producer_publish(struct ring_producer *producer)
 {
     struct ring_shared *shared = producer->shared;
@@ -160,7 +149,10 @@ void ring_wake(struct ring_shared *shared)
 {
     /* W1: release, pairs with C3; seq_cst for the proof above. */
     (void)atomic_fetch_add_explicit(&shared->bell, 1, memory_order_seq_cst);
-    wake_sleeper(shared);
+    /* R1: seq_cst, see the proof above. */
+    if (atomic_load_explicit(&shared->sleeping, memory_order_seq_cst) != 0) {
+        (void)futex(&shared->bell, FUTEX_WAKE, INT_MAX, NULL); /* nobody there is fine */
+    }
 }
 
 static enum err_code differs(const char *field, uint64_t got, uint64_t want, struct err *err)

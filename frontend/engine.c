@@ -159,6 +159,14 @@ static void run_drain(struct engine *engine)
     }
 }
 
+/* Ahead of the failures: who asks again upon one is told that the worker is gone. */
+static void publish_lost(struct engine *engine)
+{
+    (void)pthread_mutex_lock(&engine->mutex);
+    engine->status.is_attached = false;
+    (void)pthread_mutex_unlock(&engine->mutex);
+}
+
 static void detach(struct engine *engine, uint64_t now_ns)
 {
     char quoted[2 * ERR_MESSAGE_BYTES];
@@ -169,6 +177,7 @@ static void detach(struct engine *engine, uint64_t now_ns)
     if (engine->is_draining) {
         engine->is_draining = false;
         engine->stale_before += engine->drain.stale_count;
+        publish_lost(engine);
         sched_detach(engine->sched, why, now_ns);
     }
     link_detach(engine->link, now_ns);

@@ -169,20 +169,6 @@ static void close_plan(struct link *link)
     link->session = (struct link_session){0};
 }
 
-void link_destroy(struct link *link)
-{
-    if (link == NULL) {
-        return;
-    }
-    nng_aio_stop(link->aio); /* no callback runs after this */
-    (void)nng_close(link->control);
-    nng_aio_free(link->aio);
-    close_plan(link);
-    buf_fini(&link->bytes);
-    mem_arena_fini(&link->arena);
-    mem_free(link);
-}
-
 static void pause_for(struct link *link, uint64_t now_ns, uint64_t pause_ns)
 {
     link->phase = PHASE_PAUSE;
@@ -227,6 +213,29 @@ static void receive_answer(struct link *link)
     atomic_store_explicit(&link->aio_done, false, memory_order_relaxed);
     nng_recv_aio(link->control, link->aio);
     link->phase = PHASE_WAITING;
+}
+
+void link_destroy(struct link *link)
+{
+    if (link == NULL) {
+        return;
+    }
+    if (link->phase == PHASE_SENDING &&
+        atomic_load_explicit(&link->aio_done, memory_order_acquire)) {
+        receive_answer(link); /* L2: with L1 */
+    }
+    if (link->phase == PHASE_WAITING) {
+        /* At most ANSWER_TIMEOUT_MS.  nng (seen in 1.5) waits forever for a pipe that is closed between
+         * a message's length and its body. */
+        nng_aio_wait(link->aio);
+    }
+    nng_aio_stop(link->aio); /* no callback runs after this */
+    (void)nng_close(link->control);
+    nng_aio_free(link->aio);
+    close_plan(link);
+    buf_fini(&link->bytes);
+    mem_arena_fini(&link->arena);
+    mem_free(link);
 }
 
 static enum link_change take_welcome(struct link *link, const struct hello_welcome *welcome,

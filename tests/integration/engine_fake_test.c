@@ -292,6 +292,7 @@ static void test_a_dead_worker_fails_what_ran_and_a_new_one_serves_the_rest(void
         client_get(clients[i], &view);
         test_eq_u64(view.ended, 1);
         failed += view.code == ERR_CLOSED;
+        test_true(!view.failed_attached);
         if (view.code == ERR_OK) {
             check_length(&bench, clients[i], 20, 100, i);
         }

@@ -34,12 +34,16 @@ struct rig {
     struct buf err;
 };
 
+/* Replaces the file whole: a stand-in that still reads the old one reads that to its end. */
 static void write_file(const struct rig *rig, const char *name, const char *text)
 {
     char path[160];
+    char new_path[170];
     (void)snprintf(path, sizeof(path), "%s/%s", rig->dir, name);
-    FILE *file = fopen(path, "we");
+    (void)snprintf(new_path, sizeof(new_path), "%s.new", path);
+    FILE *file = fopen(new_path, "we");
     test_true(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
+    test_true(rename(new_path, path) == 0);
 }
 
 static void rig_init(struct rig *rig, const char *worker_script, const char *frontend_script)

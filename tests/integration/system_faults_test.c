@@ -103,7 +103,7 @@ static void test_worker_killed_under_load(void)
 static void test_frozen_executor_is_ended_and_replaced(void)
 {
     /* the new worker freezes too, but the answer takes fewer steps than that */
-    static const char *const args[] = {"--inject", "freeze:60", "--watchdog-ms", "500", NULL};
+    static const char *const args[] = {"--inject", "freeze:60", "--watchdog-ms", "2000", NULL};
     struct system_process process;
     struct http_client client;
     system_start(&process, args);

@@ -22,6 +22,7 @@ struct client_view {
     enum result_finish reason;
     enum err_code code;
     char text[256];
+    bool failed_attached; /* FAILED came while the engine still said that it has a worker */
     uint64_t submitted_ns;
     uint64_t first_token_ns;
     uint64_t ended_ns;

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <nng/nng.h>
@@ -17,7 +18,8 @@
 #include "common/shm.h"
 #include "proto/mask.h"
 
-#define CONTROL_TICK_MS 500
+#define CONTROL_TICK_MS 50
+#define REST_MS         20 /* for two messages to arrive from a peer in this machine */
 #define NO_PIPE_NS      (5 * CLOCK_NS_PER_SEC)
 
 /* A plan message as it came, and when. */
@@ -49,6 +51,7 @@ struct fake_worker {
     bool has_session;
     bool is_piped; /* its pipe came */
     bool is_pipe_gone;
+    bool is_closing; /* takes no more messages */
     uint64_t opened_ns;
     uint64_t epoch;
     uint64_t nonce;
@@ -92,9 +95,12 @@ static void on_plan_message(void *argument)
     *(worker->arrival_last == NULL ? &worker->arrival_first : &worker->arrival_last->next) =
         arrival;
     worker->arrival_last = arrival;
+    bool again = !worker->is_closing;
     poke(worker);
     unlock(worker);
-    nng_recv_aio(worker->plan, worker->plan_aio);
+    if (again) {
+        nng_recv_aio(worker->plan, worker->plan_aio);
+    }
 }
 
 static void on_pipe(nng_pipe pipe, nng_pipe_ev event, void *argument)
@@ -141,8 +147,9 @@ static enum err_code open_segment(struct fake_worker *worker, struct err *err)
                                   .words = (limits->vocab_tokens + 31) / 32};
     worker->mask_offset_bytes = (ring_bytes + 4095) / 4096 * 4096;
     size_t byte_count = worker->mask_offset_bytes + mask_area_bytes(&masks);
-    (void)snprintf(worker->segment_name, sizeof(worker->segment_name), "/bezel-fake-%d-%llu",
-                   (int)getpid(), (unsigned long long)worker->epoch); /* it fits */
+    (void)snprintf(worker->segment_name, sizeof(worker->segment_name), "/bezel-fake-%d-%llx-%llu",
+                   (int)getpid(), (unsigned long long)worker->start_ns,
+                   (unsigned long long)worker->epoch); /* it fits */
     enum err_code code = shm_create(&worker->segment, worker->segment_name, byte_count, err);
     if (code != ERR_OK) {
         return code;
@@ -158,6 +165,7 @@ static enum err_code open_session(struct fake_worker *worker, uint64_t nonce, st
     worker->nonce = nonce;
     worker->is_piped = false;
     worker->is_pipe_gone = false;
+    worker->is_closing = false;
     worker->opened_ns = clock_now_ns();
     (void)snprintf(worker->plan_url, sizeof(worker->plan_url), "ipc://%s/plan-%d-%llu.ipc",
                    worker->run_dir, (int)getpid(), (unsigned long long)worker->epoch); /* it fits */
@@ -176,9 +184,20 @@ static enum err_code open_session(struct fake_worker *worker, uint64_t nonce, st
     return ERR_OK;
 }
 
+/* nng (seen in 1.5) hangs when a pipe is closed in the middle of a message. */
+static void let_rest(void)
+{
+    static const struct timespec time = {.tv_nsec = REST_MS * (long)CLOCK_NS_PER_MS};
+    (void)nanosleep(&time, NULL);
+}
+
 /* Executor thread, or after both threads have ended; without the lock: nng's callbacks take it. */
 static void close_session(struct fake_worker *worker)
 {
+    lock(worker);
+    worker->is_closing = true;
+    unlock(worker);
+    let_rest();
     (void)nng_close(worker->plan); /* nothing is left to do about a failure */
     nng_aio_stop(worker->plan_aio);
     nng_aio_free(worker->plan_aio);
@@ -503,7 +522,6 @@ void fake_stop(struct fake_worker *worker)
     worker->is_stopping = true;
     poke(worker);
     unlock(worker);
-    (void)nng_close(worker->control); /* ends the control thread's wait */
     if (worker->has_control_thread) {
         (void)pthread_join(worker->control_thread, NULL);
     }
@@ -513,6 +531,8 @@ void fake_stop(struct fake_worker *worker)
     if (worker->has_session) {
         close_session(worker);
     }
+    let_rest(); /* and when a wait of the socket has just timed out */
+    (void)nng_close(worker->control);
     (void)pthread_cond_destroy(&worker->cond);
     (void)pthread_mutex_destroy(&worker->mutex);
     mem_free(worker);

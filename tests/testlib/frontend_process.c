@@ -21,7 +21,7 @@ enum {
     READY_FD = 4,
     LIFELINE_FD = 5,
     MAX_ARGUMENTS = 32,
-    READY_TIMEOUT_MS = 10000,
+    READY_TIMEOUT_MS = 60000,
 };
 
 static int listen_anywhere(uint16_t *out_port)

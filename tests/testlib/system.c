@@ -24,10 +24,10 @@ enum {
     LINE_BYTES = 4096
 };
 
-/* Sanitizer builds get longer: what is waited for is the same. */
+/* Busy machines and sanitizer builds get longer: what is waited for is the same. */
 static uint32_t patience_ms(uint32_t ms)
 {
-    return test_times_count() ? ms : 6 * ms;
+    return test_times_count() ? ms : 10 * ms;
 }
 
 static void pause_ms(long ms)

@@ -15,6 +15,7 @@ enum {
 };
 
 static jmp_buf end_of_test;
+static bool times_count;
 
 void test_fail(const char *file, int line, const char *format, ...)
 {
@@ -67,7 +68,12 @@ void test_check_ok(const char *file, int line, const char *what, int code, const
 
 bool test_times_count(void)
 {
-    return !IS_SANITIZED;
+    return times_count;
+}
+
+bool test_is_sanitized(void)
+{
+    return IS_SANITIZED;
 }
 
 uint64_t test_random(uint64_t *state)
@@ -86,7 +92,8 @@ const char *test_golden_dir(void)
 
 int test_main(int argc, char **argv, const struct test_case *cases, size_t case_count)
 {
-    const char *filter = argc > 1 ? argv[1] : "";
+    times_count = argc > 1 && strcmp(argv[1], "--times") == 0;
+    const char *filter = argc > 1 + times_count ? argv[1 + times_count] : "";
     volatile unsigned passed = 0;
     volatile unsigned failed = 0;
     volatile unsigned skipped = 0;

@@ -44,8 +44,12 @@ void test_check_eq_str(const char *file, int line, const char *what, const char 
                        const char *want);
 void test_check_ok(const char *file, int line, const char *what, int code, const struct err *err);
 
-/* False in a sanitizer build, where code runs many times slower: limits on time do not apply. */
+/* True when the program was started with --times: then limits on time hold too.  For a quiet machine and
+ * a release build; elsewhere how long something takes says nothing. */
 bool test_times_count(void);
+
+/* True in a sanitizer build, where code runs many times slower: tests of endurance do less. */
+bool test_is_sanitized(void);
 
 /* Seeded numbers for property tests: splitmix64. */
 uint64_t test_random(uint64_t *state);

@@ -220,6 +220,27 @@ static void test_wake_before_wait_is_seen_once(void)
     pair_fini(&pair);
 }
 
+/* Who wakes a sleeper and is held up must not take the flag of the sleep after: the next wake would
+ * find nobody asleep.  So wakers leave the flag alone. */
+static void test_wakers_leave_the_flag_to_the_sleeper(void)
+{
+    struct pair pair;
+    struct record record = make_record(0);
+    const uint32_t asleep = 1;
+    uint32_t flag = 0;
+    pair_init(&pair, 4);
+    unsigned char *at = (unsigned char *)pair.segment + RING_DOORBELL_OFFSET_BYTES + 4;
+    memcpy(at, &asleep, sizeof(asleep));
+    ring_wake(pair.producer.shared);
+    test_eq_u64(bell_of(&pair), 1);
+    test_true(ring_producer_try_push(&pair.producer, &record));
+    ring_producer_publish(&pair.producer);
+    test_eq_u64(bell_of(&pair), 2);
+    memcpy(&flag, at, sizeof(flag));
+    test_eq_u64(flag, 1);
+    pair_fini(&pair);
+}
+
 static void test_nonsense_indices_stop_the_ring(void)
 {
     uint64_t seed = 5;
@@ -277,6 +298,7 @@ static const struct test_case cases[] = {
     TEST(test_indices_wrap),
     TEST(test_attach_names_both_values),
     TEST(test_wake_before_wait_is_seen_once),
+    TEST(test_wakers_leave_the_flag_to_the_sleeper),
     TEST(test_nonsense_indices_stop_the_ring),
     TEST(test_check_finds_changed_bytes),
 };

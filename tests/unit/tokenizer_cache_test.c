@@ -373,7 +373,7 @@ static void test_official_file_times(void)
     struct place place;
     struct err err = {0};
     if (!test_times_count()) {
-        test_skip("this build is not made for speed");
+        test_skip("limits on time hold with --times");
     }
     place_make(&place);
     for (int round = 0; round < 2; round++) {
