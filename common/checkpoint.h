@@ -2,7 +2,8 @@
  * and generation_config.json in the spellings that transformers has written over time.
  *
  * The frontend takes stop ids, suppressed ids and sampling defaults from here, the worker the ids
- * that a prompt may not hold.  The network itself is the worker's (worker/model_config.h). */
+ * that a prompt may not hold.  The network itself is the worker's (worker/model_config.h).  A plain
+ * value, read-only after loading; any thread. */
 #ifndef COMMON_CHECKPOINT_H
 #define COMMON_CHECKPOINT_H
 
@@ -31,9 +32,8 @@ struct checkpoint_info {
     uint32_t vocab_tokens;
     uint32_t bos_id; /* CHECKPOINT_NO_ID where not declared, as pad_id */
     uint32_t pad_id;
-    uint32_t
-        eos_ids[CHECKPOINT_MAX_EOS_IDS]; /* of generation_config.json, else of config.json, else
-                                                 of its text_config */
+    /* Of generation_config.json, else of config.json, else of its text_config. */
+    uint32_t eos_ids[CHECKPOINT_MAX_EOS_IDS];
     uint32_t eos_count;
     uint32_t suppress_ids[CHECKPOINT_MAX_IDS]; /* never sampled */
     uint32_t suppress_count;

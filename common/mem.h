@@ -25,6 +25,7 @@ struct mem_arena {
     size_t used_bytes;
 };
 
+/* Errors: ERR_MEMORY. */
 ERR_NODISCARD enum err_code mem_arena_init(struct mem_arena *arena, size_t cap_bytes,
                                            struct err *err);
 void mem_arena_fini(struct mem_arena *arena);

@@ -73,18 +73,19 @@ void opt_store_fini(struct opt_store *store);
 /* Set every field to its default. */
 void opt_defaults(const struct opt_row *rows, uint32_t row_count, void *options);
 
-/* Parse argv[1..].  Options may be --name value or --name=value; "--" ends them.  Where the table has
- * a TEXT row "config" and the command line gives it, that file is read first.  Positional arguments
- * are written to positional[0..positional_max) in order.  A repeated option: the last one wins.
- * Errors: ERR_ARGUMENT, one line that names the option, the value and the limit. */
 struct opt_arguments {
     int argc;
-    char **argv;
-    const char **positional;
+    char **argv;             /* borrowed: positional points into it */
+    const char **positional; /* [positional_max] filled in order */
     uint32_t positional_max;
     uint32_t *out_positional_count;
     bool *out_help; /* set when --help or -h was seen */
 };
+
+/* Parse argv[1..].  Options may be --name value or --name=value; "--" ends them.  Where the table has
+ * a TEXT row "config" and the command line gives it, that file is read first.  A repeated option:
+ * the last one wins.  Errors: ERR_ARGUMENT, one line that names the option, the value and the
+ * limit. */
 ERR_NODISCARD enum err_code opt_parse(const struct opt_row *rows, uint32_t row_count, void *options,
                                       struct opt_store *store,
                                       const struct opt_arguments *arguments, struct err *err);

@@ -75,7 +75,6 @@ ERR_NODISCARD enum err_code chat_put_declaration(struct chat_prompt *prompt,
                                                  const struct json_t *tool,
                                                  const struct chat_path *path, struct err *err);
 
-/* The state of one rendering. */
 /* What a message left open for the next one, or for the answer. */
 enum chat_turn {
     CHAT_TURN_PLAIN,
@@ -83,6 +82,7 @@ enum chat_turn {
     CHAT_TURN_RESPONDED /* tool responses: the model goes on in the same turn */
 };
 
+/* The state of one rendering. */
 struct chat_rendering {
     const struct json_t *messages;
     const struct chat_options *options;

@@ -60,8 +60,8 @@ void chat_parse_init(struct chat_parse *parse, const struct chat_markers *marker
                      size_t prompt_count, bool takes_calls);
 void chat_parse_fini(struct chat_parse *parse);
 
-/* Append the text that became certain, and take up calls that became complete.  Returns true where the token was part of the content: its
- * text is now or later in content. */
+/* Append the text that became certain, and take up calls that became complete.  True where the token
+ * was part of the content: its text is in content now, or will be. */
 bool chat_parse_push(struct chat_parse *parse, uint32_t token, struct buf *content,
                      struct buf *reasoning);
 

@@ -25,6 +25,7 @@ struct http_conn_guest {
     void (*on_gone)(struct http_conn_guest *guest);
 };
 
+/* Errors: ERR_SYSTEM. */
 ERR_NODISCARD enum err_code http_conns_create(struct app *app, struct http_conns **out_conns,
                                               struct err *err);
 /* All sockets are closed. */

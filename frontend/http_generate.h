@@ -20,6 +20,7 @@ void http_calls_destroy(struct http_calls *calls);
 /* Exchanges whose memory is still held: a little longer than they are open. */
 uint32_t http_calls_count(const struct http_calls *calls);
 
+/* Begin an exchange: h2o's handler of both routes.  The answer comes later. */
 void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
                          enum api_route route);
 

@@ -20,6 +20,7 @@ struct loop_task {
     void (*run)(struct loop_task *task);
 };
 
+/* Errors: ERR_SYSTEM. */
 ERR_NODISCARD enum err_code loop_create(struct loop **out_loop, struct err *err);
 /* Runs what was posted before; no other thread may post any more.  All timers and watches are
  * gone. */

@@ -40,7 +40,9 @@ struct prepared {
     struct api_plan plan;
 };
 
-/* out_prepared is initialised in any case: call prepare_fini. */
+/* Body into request, prompt and plan.  out_prepared is initialised in any case: call prepare_fini.
+ * Errors: those of api_request_parse_body, api_request_parse, chat_render and api_plan_build; error
+ * names the field. */
 ERR_NODISCARD enum err_code prepare_request(const struct prepare_model *model,
                                             const struct prepare_input *input,
                                             struct prepared *out_prepared, struct api_error *error);

@@ -40,7 +40,8 @@ void sse_put_ping(struct sse *sse);
 void sse_flush(struct sse *sse);
 /* End the response after what is pending.  May dispose of the request within the call. */
 void sse_end(struct sse *sse);
-/* End the response as soon as h2o has done its last write, so that the client sees it broken off.  May dispose of the request. */
+/* End the response as soon as h2o has done its last write, so that the client sees it broken off.
+ * May dispose of the request. */
 void sse_abort(struct sse *sse);
 
 #endif

@@ -10,8 +10,9 @@
  *   3. repetition penalty, prompt and output: l > 0 ? l / p : l * p
  *   4. presence and frequency penalty, output only
  *   5. logit bias
- *   6. temperature 0 (below K_MIN_TEMPERATURE): the largest, lowest id on ties; else l / temperature, then top-k, then top-p
- *      of what is left, then min-p relative to the best; exactly k survive top-k (lower ids on ties)
+ *   6. temperature 0 (below K_MIN_TEMPERATURE): the largest, lowest id on ties; else
+ *      l / temperature, then top-k, then top-p of what is left, then min-p relative to the best;
+ *      exactly k survive top-k (lower ids on ties)
  *   7. the largest of l + Gumbel noise: Philox4x32-10, key = seed, counter = (position, id / 4)
  * vLLM adds the bias before the penalties, applies min-p before top-k and top-p, and keeps all ties
  * at the k-th value.  Noise per token (not one number per step) keeps the choice stable: it changes

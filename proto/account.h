@@ -9,8 +9,7 @@
  *   resident   pages held now; accounted = origin + resident
  * need = ceil((launched + new) / page) - accounted, exactly; a negative need is a bookkeeping error.
  * Rows that were held keep pages beyond the launched frontier, up to `reserved`: those are asked for
- * once only, so need counts from the further of both.
- * Source: design, "Two pools, one account". */
+ * once only, so need counts from the further of both.  Pure. */
 #ifndef PROTO_ACCOUNT_H
 #define PROTO_ACCOUNT_H
 
@@ -70,8 +69,7 @@ struct account_need account_peak(const struct account_geometry *geometry, uint32
                                  uint32_t step_tokens);
 
 /* The invariants: frontiers ordered, both families cover launched and reserved tokens exactly, local
- * origin as committed says.  False is a
- * bookkeeping error. */
+ * origin as committed says.  False is a bookkeeping error. */
 bool account_check(const struct account *account, const struct account_geometry *geometry);
 
 #endif

@@ -21,6 +21,7 @@ struct device_cpu_task {
     void (*run)(struct device_cpu_task *task); /* stream thread */
 };
 
+/* Errors: ERR_MEMORY, ERR_SYSTEM (a thread). */
 ERR_NODISCARD enum err_code device_cpu_create(const struct k_cpu_options *options,
                                               struct device_cpu **out_device, struct err *err);
 /* Runs what is enqueued, ends the stream thread, frees all memory.  Null is fine. */

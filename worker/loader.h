@@ -37,8 +37,9 @@ struct loaded {
 ERR_NODISCARD enum err_code loader_settle(struct options *options, struct loaded *loaded,
                                           struct err *err);
 
-/* options are settled.  inject is borrowed until loader_close.  Errors: those of model_config_load, weights_open_host and
- * runner_cpu_create; ERR_CONFIG (pools too small, context too long; names value and limit). */
+/* options are settled.  inject is borrowed until loader_close.  Errors: those of model_config_load,
+ * weights_open_host and the backend's runner; ERR_CONFIG (pools too small, context too long; names
+ * value and limit). */
 ERR_NODISCARD enum err_code loader_open(const struct options *options, struct inject *inject,
                                         const struct loader_progress *progress,
                                         struct loaded *loaded, struct err *err);

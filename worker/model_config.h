@@ -86,8 +86,8 @@ struct model_config {
     struct model_layer layers[MODEL_MAX_LAYERS];
 };
 
-/* Reads model_dir/config.json and generation_config.json; ERR_NOT_FOUND, ERR_FORMAT, ERR_SYSTEM,
- * ERR_CONFIG: names key, value and limit; ERR_UNSUPPORTED: not a Gemma 4 text model. */
+/* Reads model_dir/config.json and generation_config.json.  Errors: those of checkpoint_load_info
+ * (ERR_CONFIG names key, value and limit), ERR_UNSUPPORTED (not a Gemma 4 text model). */
 ERR_NODISCARD enum err_code model_config_load(const char *model_dir,
                                               struct model_config *out_config, struct err *err);
 

@@ -30,7 +30,8 @@ struct options {
     bool is_help; /* --help was given: nothing else is checked */
 };
 
-/* Errors: ERR_ARGUMENT (names option, value and limit).  Texts are owned by store, also after an error. */
+/* Errors: ERR_ARGUMENT (names option, value and limit).  Texts are owned by store, also after an
+ * error. */
 ERR_NODISCARD enum err_code options_parse(struct options *options, struct opt_store *store,
                                           int argc, char **argv, struct err *err);
 

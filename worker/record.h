@@ -39,9 +39,11 @@ struct record_entry {
 };
 
 struct session_stats;
+/* Steps committed, failed or refused so far. */
 uint64_t record_answers(const struct session_stats *stats);
 
-/* Writer.  One thread; a failed write is remembered and reported by record_writer_close. */
+/* Writer.  One thread; a failed write is remembered and reported by record_writer_close.
+ * Errors: ERR_SYSTEM. */
 struct record_writer;
 
 ERR_NODISCARD enum err_code record_writer_open(const char *path, const struct record_header *header,

@@ -1,7 +1,8 @@
 /* Feeds a recorded plan stream to the core at full speed, without a frontend.
  *
  * Run-ahead is respected: a message is delivered once every STEP before it is launched and as many
- * steps are answered as were when it came.  Records are counted and dropped.  Constrained rows run unconstrained: masks are not in the record. */
+ * steps are answered as were when it came.  Records are counted and dropped.  Constrained rows run
+ * unconstrained: masks are not in the record.  One thread. */
 #ifndef WORKER_REPLAY_H
 #define WORKER_REPLAY_H
 

@@ -23,7 +23,8 @@ struct run_dir {
  * open to others), ERR_BUSY (a living worker has it; names its pid), ERR_SYSTEM. */
 ERR_NODISCARD enum err_code run_dir_open(struct run_dir *dir, const char *path, struct err *err);
 
-/* Remember a segment by its shm name ("/bezel-..."), and forget it once it is unlinked. */
+/* Remember a segment by its shm name ("/bezel-..."), and forget it once it is unlinked.
+ * Errors: ERR_SYSTEM. */
 ERR_NODISCARD enum err_code run_dir_note_segment(const struct run_dir *dir, const char *name,
                                                  struct err *err);
 void run_dir_forget_segment(const struct run_dir *dir, const char *name);

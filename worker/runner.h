@@ -5,7 +5,7 @@
  * stream; steps complete in launch order.  Pages and slots are plain numbers here: the runner never
  * decides about them.  Tests put a model of the device behind the same table.
  *
- * Executor thread only, after runner_open. */
+ * Executor thread only, once it is created; wake alone may come from any thread. */
 #ifndef WORKER_RUNNER_H
 #define WORKER_RUNNER_H
 

@@ -81,7 +81,7 @@ struct st_set;
 ERR_NODISCARD enum err_code st_open_folder(const char *model_dir, struct st_set **out_set,
                                            struct err *err);
 
-/* Opens one file. */
+/* Opens one file.  Errors: as st_open_folder. */
 ERR_NODISCARD enum err_code st_open_file(const char *path, struct st_set **out_set,
                                          struct err *err);
 void st_close(struct st_set *set); /* null is fine */

@@ -27,8 +27,8 @@ struct seq_index {
     struct seq_index_entry *entries; /* owned, [entry_cap]: open addressing, linear probing */
     uint32_t entry_cap;              /* a power of two, at least twice the most ids alive */
     uint32_t entry_count;
-    struct seq_index_range
-        *ranges; /* owned, [SEQ_INDEX_MAX_RANGES + 1], ascending, never touching */
+    /* owned, [SEQ_INDEX_MAX_RANGES + 1], ascending, never touching */
+    struct seq_index_range *ranges;
     uint32_t range_count;
 };
 

@@ -26,6 +26,7 @@ struct k_cpu_options {
     bool is_plain; /* the plain loops even where AVX2 exists */
 };
 
+/* Errors: ERR_MEMORY, ERR_SYSTEM (a thread). */
 ERR_NODISCARD enum err_code k_cpu_stream_create(const struct k_cpu_options *options,
                                                 struct k_stream **out_stream, struct err *err);
 void k_cpu_stream_destroy(struct k_stream *stream);
