@@ -356,8 +356,11 @@ static void turn_over(struct drive *drive)
     }
     for (uint32_t i = 0; drive->next != NULL && i < drive->seq_count; i++) {
         struct drive_seq *seq = &drive->seqs[i];
+        const uint64_t seq_id = seq->admit.seq_id;
         if (seq->is_over && drive->next(drive->context, drive, i)) {
-            release(drive, seq);
+            if (!seq->is_released) {
+                rig_release(&drive->session, seq_id);
+            }
             *seq = (struct drive_seq){.admit = seq->admit};
             admit(drive, seq);
         }
