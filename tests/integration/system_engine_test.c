@@ -160,6 +160,7 @@ static void test_many_at_once_equal_each_alone(void)
         client_destroy(clients[i]);
     }
     expect_all_free(&bench);
+    test_true(client_wait_status(bench.engine, client_is_idle, 5 * SECOND));
     struct engine_status status;
     engine_get_status(bench.engine, &status);
     test_eq_u64(status.plans_refused, 0);
@@ -187,6 +188,7 @@ static void test_small_pools_make_requests_wait_not_fail(void)
         client_destroy(clients[i]);
     }
     expect_all_free(&bench);
+    test_true(client_wait_status(bench.engine, client_is_idle, 5 * SECOND));
     struct engine_status status;
     engine_get_status(bench.engine, &status);
     test_eq_u64(status.plans_refused, 0);
@@ -253,6 +255,7 @@ static void inject_once(const char *stage, uint32_t at, struct work *works)
         client_destroy(clients[i]);
     }
     expect_all_free(&bench);
+    test_true(client_wait_status(bench.engine, client_is_idle, 5 * SECOND));
     struct engine_status status;
     engine_get_status(bench.engine, &status);
     (void)fprintf(stderr, "%s: %u failed, %llu refused\n", inject, failed,

@@ -179,6 +179,11 @@ bool client_is_detached(const struct engine_status *status)
     return !status->is_attached;
 }
 
+bool client_is_idle(const struct engine_status *status)
+{
+    return status->waiting_requests == 0 && status->running_requests == 0;
+}
+
 bool client_adds_up(const struct engine_status *status)
 {
     uint64_t sum = status->requests_rejected + status->requests_failed + status->waiting_requests +

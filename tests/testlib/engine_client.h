@@ -51,6 +51,8 @@ bool client_wait_status(struct engine *engine, bool (*holds)(const struct engine
                         uint64_t timeout_ns);
 bool client_is_ready(const struct engine_status *status);
 bool client_is_detached(const struct engine_status *status);
+/* Then the counters are final too: the last event comes before they are published. */
+bool client_is_idle(const struct engine_status *status);
 
 /* arrived = rejected + finished + failed + waiting + running. */
 bool client_adds_up(const struct engine_status *status);
