@@ -283,7 +283,7 @@ void sched_tick(struct sched *sched, uint64_t now_ns)
         return;
     }
     sched_plan(sched, now_ns);
-    if (now_ns - sched->session.sent_ns >= SCHED_PING_NS) {
+    if (now_ns - sched->session.sent_ns >= sched->limits.ping_ns) {
         struct plan_message ping = {.type = PLAN_PING, .as.ping.nonce = now_ns};
         (void)sched_send(sched, &ping, now_ns); /* its number is of no use */
     }
@@ -294,7 +294,7 @@ uint64_t sched_wake_ns(const struct sched *sched)
     uint64_t wake_ns = sched->queue.waiting.count > 0 ? sched->queue.soonest_ns : UINT64_MAX;
     uint64_t other_ns = UINT64_MAX;
     if (sched->is_attached) {
-        other_ns = sched->session.sent_ns + SCHED_PING_NS;
+        other_ns = sched->session.sent_ns + sched->limits.ping_ns;
     } else if (sched->queue.waiting.count > 0) {
         other_ns = sched_waiting_until_ns(sched);
     }

@@ -31,7 +31,7 @@
 /* So many requests behind the head are looked at for one that fits. */
 #define SCHED_OVERTAKE_REACH 32
 
-#define SCHED_PING_NS (500 * 1000000ULL) /* a sign of life when nothing else was sent */
+#define SCHED_PING_NS (500 * 1000000ULL) /* sooner where the session ends within 4 of them */
 
 /* A STEP refused this often in a row, with none done between, fails the requests it names. */
 #define SCHED_MAX_REFUSALS 3
@@ -61,6 +61,7 @@ struct sched_limits {
     uint32_t depth;
     uint32_t peak_step_tokens; /* of one sequence in all outstanding steps */
     uint32_t segment_tokens;   /* of one sequence in a step, where it needs several */
+    uint64_t ping_ns;          /* a sign of life when nothing else was sent for so long */
 };
 
 /* What submit is checked against; a copy may be used on any thread. */

@@ -1,4 +1,5 @@
 /* What a worker offers, and whether a request may come in. */
+#include "common/clock.h"
 #include "common/num.h"
 #include "frontend/scheduler_internal.h"
 
@@ -32,6 +33,7 @@ enum err_code sched_read_limits(const struct sched_options *options,
                           ? num_min(options->max_step_tokens, welcome->max_step_tokens)
                           : welcome->max_step_tokens;
     depth = num_min(depth, SCHED_MAX_DEPTH);
+    uint64_t quarter_ns = welcome->session_timeout_ms * CLOCK_NS_PER_MS / 4;
     *out_limits = (struct sched_limits){
         .geometry = {.page_tokens = page,
                      .window_tokens = welcome->window_tokens,
@@ -46,6 +48,7 @@ enum err_code sched_read_limits(const struct sched_options *options,
         .depth = depth,
         .peak_step_tokens = num_min(depth * budget, welcome->max_step_tokens),
         .segment_tokens = num_max(num_min(depth * budget, welcome->max_step_tokens) / depth, 1),
+        .ping_ns = quarter_ns != 0 && quarter_ns < SCHED_PING_NS ? quarter_ns : SCHED_PING_NS,
     };
     return ERR_OK;
 }

@@ -347,6 +347,18 @@ static void test_ping_only_when_nothing_else_is_sent(void)
     rig_fini(&rig);
 }
 
+static void test_pings_come_well_within_the_session_timeout(void)
+{
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
+    struct rig rig;
+    model.limits.session_timeout_ms = 200;
+    rig_init(&rig, &model, &options);
+    rig_run_to(&rig, rig.now_ns + 1010 * RIG_MS);
+    test_eq_u64(rig_count_sent(&rig, PLAN_PING), 21); /* the first, and one every 50 ms */
+    rig_fini(&rig);
+}
+
 static void test_decode_rows_beyond_a_step_take_turns(void)
 {
     struct model_options model = rig_model_options();
@@ -428,6 +440,7 @@ static const struct test_case cases[] = {
     TEST(test_the_head_is_overtaken_a_bounded_number_of_times),
     TEST(test_a_deadline_ends_the_wait),
     TEST(test_ping_only_when_nothing_else_is_sent),
+    TEST(test_pings_come_well_within_the_session_timeout),
     TEST(test_decode_rows_beyond_a_step_take_turns),
     TEST(test_logprobs_are_gathered_from_their_records),
     TEST(test_a_smaller_quota_is_kept),
