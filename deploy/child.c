@@ -18,9 +18,14 @@ enum {
 static bool place_fds(const int *fds, uint32_t fd_count, int *error_fd)
 {
     int moved[CHILD_MAX_FDS];
-    *error_fd = fcntl(*error_fd, F_DUPFD_CLOEXEC, OUT_OF_THE_WAY_FD);
+    int moved_error_fd = fcntl(*error_fd, F_DUPFD_CLOEXEC, OUT_OF_THE_WAY_FD);
+    if (moved_error_fd < 0) {
+        errno = errno == EINVAL ? EMFILE : errno; /* the limit lies below that descriptor */
+        return false;                             /* told through the old one */
+    }
+    *error_fd = moved_error_fd;
     int input = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (*error_fd < 0 || input < 0 || dup2(input, STDIN_FILENO) < 0) {
+    if (input < 0 || dup2(input, STDIN_FILENO) < 0) {
         return false;
     }
     for (uint32_t i = 0; i < fd_count; i++) {

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,9 +33,28 @@ static enum err_code check(const char *path, struct err *err)
     return ERR_OK;
 }
 
+/* On the directory itself: no file is left, and none can be replaced meanwhile. */
+static enum err_code take_lock(struct run_dir *dir, struct err *err)
+{
+    int fd = open(dir->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        return err_errno(err, errno, "run directory '%s'", dir->path);
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int failure = errno;
+        (void)close(fd); /* a handle only */
+        return failure != EWOULDBLOCK
+                   ? err_errno(err, failure, "locking run directory '%s'", dir->path)
+                   : err_set(err, ERR_BUSY, "run directory '%s' is in use by another bezel serve",
+                             dir->path);
+    }
+    dir->lock_fd = fd;
+    return ERR_OK;
+}
+
 enum err_code run_dir_open(struct run_dir *dir, const char *path, struct err *err)
 {
-    *dir = (struct run_dir){0};
+    *dir = (struct run_dir){.lock_fd = -1};
     if (path == NULL) {
         (void)snprintf(dir->path, sizeof(dir->path), "/tmp/bezel-XXXXXX"); /* fits */
         if (mkdtemp(dir->path) == NULL) {
@@ -51,11 +71,16 @@ enum err_code run_dir_open(struct run_dir *dir, const char *path, struct err *er
     if (mkdir(path, 0700) != 0 && errno != EEXIST) {
         return err_errno(err, errno, "making run directory '%s'", path);
     }
-    return check(path, err);
+    enum err_code code = check(path, err);
+    return code == ERR_OK ? take_lock(dir, err) : code;
 }
 
 void run_dir_close(struct run_dir *dir)
 {
+    if (dir->lock_fd >= 0) {
+        (void)close(dir->lock_fd); /* a handle only */
+        dir->lock_fd = -1;
+    }
     DIR *stream = dir->is_temporary ? opendir(dir->path) : NULL;
     if (stream == NULL) {
         return;

@@ -9,13 +9,15 @@
 struct run_dir {
     char path[80];
     bool is_temporary; /* ours to remove */
+    int lock_fd;       /* on the directory while it is open, unless temporary; -1: none */
 };
 
 /* path null: a new one in /tmp.  Otherwise made with mode 0700, or checked: a directory of this user
- * that no other may enter.  Errors: ERR_SYSTEM, ERR_ARGUMENT. */
+ * that no other may enter, and that no other launcher uses: two pairs there would take each other's
+ * worker.  Errors: ERR_SYSTEM, ERR_ARGUMENT, ERR_BUSY (in use). */
 ERR_NODISCARD enum err_code run_dir_open(struct run_dir *dir, const char *path, struct err *err);
 
-/* Removes a temporary directory with the files in it. */
+/* Gives the directory free; removes a temporary one with the files in it. */
 void run_dir_close(struct run_dir *dir);
 
 #endif

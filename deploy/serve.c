@@ -112,6 +112,7 @@ static enum err_code open_signals(struct serve *serve, struct err *err)
     (void)sigaddset(&signals, SIGHUP);
     (void)pthread_sigmask(SIG_BLOCK, &signals, NULL);
     (void)signal(SIGPIPE, SIG_IGN); /* standard output may be a pipe that is gone */
+    (void)signal(SIGXFSZ, SIG_IGN); /* a write beyond a limit fails, and says so */
     serve->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     return serve->signal_fd >= 0 ? ERR_OK : err_errno(err, errno, "opening a signal descriptor");
 }
@@ -427,6 +428,7 @@ enum err_code serve_run(const struct options *options, int *out_exit_code, struc
 {
     struct serve serve = {
         .options = options,
+        .run_dir = {.lock_fd = -1},
         .listen_fd = -1,
         .signal_fd = -1,
         .lifeline_read_fd = -1,

@@ -142,10 +142,11 @@ static void attach(struct engine *engine, uint64_t now_ns)
     engine->attaches++;
     engine->silence_ns = welcome->session_timeout_ms * CLOCK_NS_PER_MS;
     set_wake_target(engine, &engine->drain);
-    log_info("engine", "attached", "instance=%016llx epoch=%llu model=%.*s backend=%.*s slots=%u",
+    char quoted[2 * ERR_MESSAGE_BYTES]; /* the texts that are kept end with a zero */
+    log_info("engine", "attached", "instance=%016llx epoch=%llu model=%s backend=%s slots=%u",
              (unsigned long long)welcome->instance_id, (unsigned long long)session->epoch,
-             (int)welcome->model_id.byte_count, welcome->model_id.at,
-             (int)welcome->backend.byte_count, welcome->backend.at, welcome->slots);
+             log_quote(welcome->model_id.at, quoted, sizeof(quoted)), welcome->backend.at,
+             welcome->slots);
 }
 
 static void run_drain(struct engine *engine)

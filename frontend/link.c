@@ -221,7 +221,8 @@ void link_destroy(struct link *link)
         return;
     }
     if (link->phase == PHASE_SENDING &&
-        atomic_load_explicit(&link->aio_done, memory_order_acquire)) {
+        atomic_load_explicit(&link->aio_done, memory_order_acquire) &&
+        nng_aio_result(link->aio) == 0) {
         receive_answer(link); /* L2: with L1 */
     }
     if (link->phase == PHASE_WAITING) {
@@ -230,6 +231,11 @@ void link_destroy(struct link *link)
         nng_aio_wait(link->aio);
     }
     nng_aio_stop(link->aio); /* no callback runs after this */
+    bool has_failed = nng_aio_result(link->aio) != 0;
+    if ((link->phase == PHASE_SENDING && has_failed) ||
+        (link->phase == PHASE_WAITING && !has_failed)) {
+        nng_msg_free(nng_aio_get_msg(link->aio)); /* not sent, or answered and not looked at */
+    }
     (void)nng_close(link->control);
     nng_aio_free(link->aio);
     close_plan(link);

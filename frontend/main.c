@@ -190,6 +190,7 @@ static enum err_code block_signals(int *out_fd, struct err *err)
         return err_errno(err, status, "blocking signals");
     }
     (void)signal(SIGPIPE, SIG_IGN); /* cannot fail: writes report EPIPE instead */
+    (void)signal(SIGXFSZ, SIG_IGN); /* nor can this: EFBIG */
     *out_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     return *out_fd < 0 ? err_errno(err, errno, "creating a signal descriptor") : ERR_OK;
 }

@@ -12,6 +12,7 @@
 enum {
     EAGER_TICK_MS = 10, /* until first ready: a restart is over within 150 ms */
     CALM_TICK_MS = 1000,
+    QUOTED_BYTES = 512,
 };
 
 struct ready {
@@ -46,7 +47,9 @@ static void compare_tokenizers(struct ready *ready, const struct engine_status *
 static void announce(struct ready *ready)
 {
     ready->was_ready = true;
-    log_info("ready", "ready", "model=%s", ready->app->model.name);
+    char quoted[QUOTED_BYTES];
+    log_info("ready", "ready", "model=%s",
+             log_quote(ready->app->model.name, quoted, sizeof(quoted)));
     if (ready->ready_fd >= 0) {
         static const char byte = '1';
         if (write(ready->ready_fd, &byte, 1) != 1) {

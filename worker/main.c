@@ -70,6 +70,7 @@ static void block_signals(void)
     (void)pthread_sigmask(SIG_BLOCK, &signals, NULL);
     const struct sigaction ignore = {.sa_handler = SIG_IGN};
     (void)sigaction(SIGPIPE, &ignore, NULL);
+    (void)sigaction(SIGXFSZ, &ignore, NULL); /* a write beyond a limit fails, and says so */
 }
 
 static void name_model(struct worker *worker)
@@ -221,8 +222,10 @@ static enum err_code serve(struct worker *worker, struct err *err)
     if (code == ERR_OK) {
         set_ready(worker);
         char quoted[QUOTED_BYTES];
+        char quoted_dir[2 * RUN_DIR_PATH_BYTES];
         log_info("worker", "ready", "model=%s run_dir=%s start_ms=%llu",
-                 log_quote(worker->model_id, quoted, sizeof(quoted)), worker->run_dir.path,
+                 log_quote(worker->model_id, quoted, sizeof(quoted)),
+                 log_quote(worker->run_dir.path, quoted_dir, sizeof(quoted_dir)),
                  (clock_now_ns() - start_ns) / CLOCK_NS_PER_MS);
         code = executor_run(worker->executor, err);
     }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/file.h"
 #include "common/mem.h"
 #include "proto/hello.h"
 #include "proto/limits.h"
@@ -56,7 +57,11 @@ enum err_code record_writer_open(const char *path, const struct record_header *h
 {
     FILE *file = fopen(path, "wbe");
     if (file == NULL) {
-        return err_errno(err, errno, "record '%s'", path);
+        enum err_code code = file_open_code(errno);
+        if (code == ERR_SYSTEM) {
+            return err_errno(err, errno, "record '%s'", path);
+        }
+        return err_set(err, code, "record '%s': %s", path, strerrordesc_np(errno));
     }
     struct record_writer *writer = mem_zalloc(1, sizeof(*writer));
     writer->file = file;

@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -209,9 +211,41 @@ static void copy_file(const char *from_dir, const char *to_dir, const char *name
     (void)close(out);
 }
 
-/* Starts the launcher on a directory, with an option or none; it must end by itself with status 2 and
- * say why. */
-static void check_start_fails(const char *model_dir, const char *option, const char *reason)
+struct start {
+    const char *model_dir;
+    const char *const *options; /* null-terminated; null: none */
+    rlim_t descriptors;         /* RLIMIT_NOFILE; 0: as it is */
+    const char *reason;         /* what it must say on standard error */
+    int status;                 /* and how it must end; -1: it goes on and is stopped */
+};
+
+static void exec_start(const struct start *start, int log_fd)
+{
+    const char *argv[16] = {"bezel", "serve", start->model_dir, "--port=0", "--drain-timeout-s=0"};
+    size_t count = 5;
+    for (size_t i = 0; start->options != NULL && start->options[i] != NULL && count < 15; i++) {
+        argv[count++] = start->options[i];
+    }
+    char *exec_argv[16];
+    memcpy(exec_argv, argv, sizeof(argv)); /* execv takes its arguments as if it changed them */
+    const struct rlimit limit = {start->descriptors, start->descriptors};
+    (void)dup2(log_fd, STDERR_FILENO);
+    (void)syscall(SYS_close_range, 3, ~0U, 0U);
+    if (start->descriptors == 0 || setrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        (void)execv(TEST_BEZEL_EXE, exec_argv); /* returns only on failure */
+    }
+    _exit(127);
+}
+
+/* True once the log holds the reason; text is what it holds. */
+static bool has_said(int log_fd, const char *reason, char *text, size_t text_bytes)
+{
+    ssize_t got = pread(log_fd, text, text_bytes - 1, 0);
+    text[got > 0 ? got : 0] = '\0';
+    return strstr(text, reason) != NULL;
+}
+
+static void check_start(const struct start *start)
 {
     char path[] = "/tmp/bezel-start-XXXXXX";
     char text[8192];
@@ -221,25 +255,37 @@ static void check_start_fails(const char *model_dir, const char *option, const c
     pid_t pid = fork();
     test_true(pid >= 0);
     if (pid == 0) {
-        (void)dup2(fd, STDERR_FILENO);
-        (void)execl(TEST_BEZEL_EXE, "bezel", "serve", model_dir, "--port", "0", "--drain-timeout-s",
-                    "0", option, (char *)NULL);
-        _exit(127);
+        exec_start(start, fd);
     }
-    bool is_gone = system_wait_gone(pid, START_FAILS_MS);
+    bool is_gone = false;
+    for (uint32_t waited_ms = 0; waited_ms < START_FAILS_MS && !is_gone; waited_ms += 10) {
+        is_gone = system_wait_gone(pid, 10);
+        if (start->status < 0 && has_said(fd, start->reason, text, sizeof(text))) {
+            break;
+        }
+    }
     if (!is_gone) {
         (void)kill(pid, SIGTERM); /* it takes its children along */
     }
     test_true(waitpid(pid, &status, 0) == pid);
-    ssize_t got = pread(fd, text, sizeof(text) - 1, 0);
-    text[got > 0 ? got : 0] = '\0';
-    if (!is_gone || !WIFEXITED(status) || WEXITSTATUS(status) != 2 ||
-        strstr(text, reason) == NULL) {
+    bool has_reason = has_said(fd, start->reason, text, sizeof(text));
+    bool has_ended = is_gone && WIFEXITED(status) && WEXITSTATUS(status) == start->status;
+    if (!has_reason || (start->status < 0 ? is_gone : !has_ended)) {
         test_fail(__FILE__, __LINE__, "status %x, %s, '%s' lacks '%s'", (unsigned)status,
-                  is_gone ? "ended" : "runs on", text, reason);
+                  is_gone ? "ended" : "runs on", text, start->reason);
     }
     (void)close(fd);
     (void)unlink(path);
+}
+
+/* Starts the launcher on a directory, with an option or none; it must end by itself with status 2 and
+ * say why. */
+static void check_start_fails(const char *model_dir, const char *option, const char *reason)
+{
+    const char *const options[] = {option, NULL};
+    const struct start start = {
+        .model_dir = model_dir, .options = options, .reason = reason, .status = 2};
+    check_start(&start);
 }
 
 static const char *const model_files[] = {
@@ -314,6 +360,38 @@ static void test_unusable_options_end_the_start(void)
 {
     check_start_fails(TEST_SYSTEM_MODEL_DIR, "--max-queue=none", "--max-queue");
     check_start_fails(TEST_SYSTEM_MODEL_DIR, "--max-slots=none", "--max-slots");
+    check_start_fails(TEST_SYSTEM_MODEL_DIR, "--record=/nowhere/at/all",
+                      "record '/nowhere/at/all'");
+}
+
+/* Two pairs in one run directory would take each other's worker. */
+static void test_a_run_directory_has_one_launcher(void)
+{
+    struct system_process system;
+    char option[128];
+    char reason[160];
+    system_start(&system, no_args);
+    (void)snprintf(option, sizeof(option), "--run-dir=%s", system.run_dir);
+    (void)snprintf(reason, sizeof(reason), "run directory '%s' is in use by another bezel serve",
+                   system.run_dir);
+    const char *const options[] = {option, NULL};
+    const struct start start = {
+        .model_dir = TEST_SYSTEM_MODEL_DIR, .options = options, .reason = reason, .status = 1};
+    check_start(&start);
+    check_asked(&system, QUESTION, ANSWER); /* the first goes on */
+    system_stop(&system);
+}
+
+/* Too few descriptors even to say so over the descriptor that is moved out of the way. */
+static void test_a_program_that_cannot_be_started_is_told(void)
+{
+    const struct start start = {
+        .model_dir = TEST_SYSTEM_MODEL_DIR,
+        .descriptors = 14,
+        .reason = "start_failed program=worker",
+        .status = -1,
+    };
+    check_start(&start);
 }
 
 static const struct test_case cases[] = {
@@ -322,6 +400,8 @@ static const struct test_case cases[] = {
     TEST(test_bad_requests_are_refused_and_forgotten),
     TEST(test_unusable_models_end_the_start),
     TEST(test_unusable_options_end_the_start),
+    TEST(test_a_run_directory_has_one_launcher),
+    TEST(test_a_program_that_cannot_be_started_is_told),
 };
 
 int main(int argc, char **argv)
