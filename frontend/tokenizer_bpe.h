@@ -7,14 +7,15 @@
 
 #include "frontend/tokenizer.h"
 
-struct tok_bpe_long;
+struct tok_window;
 
 struct tok_bpe {
     const struct tokenizer *tokenizer; /* borrowed */
     uint32_t *symbols;                 /* owned; [symbol_count]: the segment being gathered */
     size_t symbol_count;
     size_t symbol_cap;
-    struct tok_bpe_long *work; /* owned; null until a long segment came */
+    size_t window_symbols;     /* a long segment is merged by so many; any number gives the same */
+    struct tok_window *window; /* owned; null until a long segment came */
 };
 void tok_bpe_init(struct tok_bpe *bpe, const struct tokenizer *tokenizer);
 void tok_bpe_fini(struct tok_bpe *bpe);

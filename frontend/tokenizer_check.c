@@ -137,14 +137,9 @@ static bool slots_are_good(const struct tokenizer *tokenizer)
     }
     used = 0;
     for (uint32_t i = 0; i < header->merge_slot_count; i++) {
-        const struct tok_merge_slot *slot = &tokenizer->merge_slots[i];
-        if (slot->rank == TOK_NONE) {
-            continue;
-        }
-        used++;
-        if (slot->rank >= header->merge_count || slot->left >= header->token_count ||
-            slot->right >= header->token_count || !is_text_id(tokenizer, slot->result) ||
-            tokenizer->merge_result[slot->rank] != slot->result) {
+        uint64_t slot = tokenizer->merge_slots[i];
+        used += slot != TOK_SLOT_FREE;
+        if (slot != TOK_SLOT_FREE && tok_slot_rank(slot) >= header->merge_count) {
             return false;
         }
     }
@@ -187,9 +182,10 @@ static bool answers_are_good(const struct tokenizer *tokenizer)
                                  tokenizer->text_start[id + 1] - start) == id;
     }
     for (uint32_t i = 0; i < tokenizer->header->merge_slot_count; i += SAMPLE_STRIDE) {
-        const struct tok_merge_slot *slot = &tokenizer->merge_slots[i];
-        is_good &=
-            slot->rank == TOK_NONE || tok_merge_find(tokenizer, slot->left, slot->right) == slot;
+        uint64_t slot = tokenizer->merge_slots[i];
+        is_good &= slot == TOK_SLOT_FREE ||
+                   tok_merge_rank(tokenizer, tok_slot_left(slot), tok_slot_right(slot)) ==
+                       tok_slot_rank(slot);
     }
     return is_good;
 }
@@ -203,6 +199,12 @@ static bool derive(struct tokenizer *tokenizer)
         tokenizer->ascii_ids[i] =
             tokenizer->code_ids[tokenizer->code_pages[code_point / CODE_PAGE_IDS] * CODE_PAGE_IDS +
                                 code_point % CODE_PAGE_IDS];
+    }
+    for (uint32_t id = 0; id < tokenizer->header->token_count; id++) {
+        uint32_t start = tokenizer->text_start[id];
+        uint32_t byte_count = tokenizer->text_start[id + 1] - start;
+        uint32_t *longest = &tokenizer->longest_bytes[(unsigned char)tokenizer->text[start]];
+        *longest = byte_count > *longest ? byte_count : *longest;
     }
     uint32_t index = 0;
     for (uint32_t byte = 0; byte < 256; byte++) {

@@ -130,8 +130,7 @@ size_t tok_section_bytes(const struct tok_image_header *header, enum tok_section
         return header->sections[section].byte_count; /* free: bounded by its start table */
     case TOK_SECTION_FLAGS: return tokens;
     case TOK_SECTION_VOCAB_SLOTS: return (size_t)header->vocab_slot_count * sizeof(uint32_t);
-    case TOK_SECTION_MERGE_SLOTS:
-        return (size_t)header->merge_slot_count * sizeof(struct tok_merge_slot);
+    case TOK_SECTION_MERGE_SLOTS: return (size_t)header->merge_slot_count * sizeof(uint64_t);
     case TOK_SECTION_PAIR_BITS: return header->merge_slot_count;
     case TOK_SECTION_MERGE_RESULT: return (size_t)header->merge_count * sizeof(uint32_t);
     case TOK_SECTION_CODE_PAGES: return TOK_CODE_PAGE_COUNT * sizeof(uint16_t);
@@ -228,27 +227,28 @@ static enum err_code fill_merges(unsigned char *image, const struct tok_source *
                                  const struct code_table *codes, struct err *err)
 {
     const struct tok_image_header *header = (const void *)image;
-    struct tok_merge_slot *slots = section_at(image, TOK_SECTION_MERGE_SLOTS);
+    uint64_t *slots = section_at(image, TOK_SECTION_MERGE_SLOTS);
     uint32_t *results = section_at(image, TOK_SECTION_MERGE_RESULT);
     uint64_t *pair_bits = section_at(image, TOK_SECTION_PAIR_BITS);
     uint64_t *join_bits = section_at(image, TOK_SECTION_JOIN_BITS);
     uint32_t mask = header->merge_slot_count - 1;
     for (uint32_t i = 0; i < header->merge_slot_count; i++) {
-        slots[i].rank = TOK_NONE;
+        slots[i] = TOK_SLOT_FREE;
     }
     for (uint32_t rank = 0; rank < source->merge_count; rank++) {
         const uint32_t *merge = source->merges + 3 * (size_t)rank;
-        uint64_t hash = tok_pair_hash(merge[0], merge[1]);
+        uint64_t pair = tok_pair(merge[0], merge[1]);
+        uint64_t hash = tok_mix(pair);
         uint32_t pair_bit = tok_pair_bit(hash, header->merge_slot_count);
         uint32_t index = (uint32_t)hash & mask;
-        while (slots[index].rank != TOK_NONE) {
-            if (slots[index].left == merge[0] && slots[index].right == merge[1]) {
+        while (slots[index] != TOK_SLOT_FREE) {
+            if (tok_slot_pair(slots[index]) == pair) {
                 return err_set(err, ERR_FORMAT, "model.merges: merge %u repeats merge %u", rank,
-                               slots[index].rank);
+                               tok_slot_rank(slots[index]));
             }
             index = (index + 1) & mask;
         }
-        slots[index] = (struct tok_merge_slot){merge[0], merge[1], rank, merge[2]};
+        slots[index] = tok_slot_make(pair, rank);
         results[rank] = merge[2];
         pair_bits[pair_bit / 64] |= 1ULL << (pair_bit % 64);
         uint32_t left = code_table_id(codes, edge_code_point(source, merge[0], true));

@@ -6,6 +6,7 @@
 #ifndef FRONTEND_TOKENIZER_IMAGE_H
 #define FRONTEND_TOKENIZER_IMAGE_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -14,11 +15,13 @@
 #include "frontend/tokenizer.h"
 
 #define TOK_MAX_FILE_BYTES  (256UL << 20)
-#define TOK_MAX_TOKENS      (1U << 20)
-#define TOK_MAX_MERGES      (1U << 22)
+#define TOK_ID_BITS         20
+#define TOK_RANK_BITS       22
+#define TOK_MAX_TOKENS      (1U << TOK_ID_BITS)
+#define TOK_MAX_MERGES      (1U << TOK_RANK_BITS)
 #define TOK_MAX_ADDED       1024U
 #define TOK_MIN_MERGE_SLOTS 8U
-#define TOK_IMAGE_VERSION   2U
+#define TOK_IMAGE_VERSION   3U
 #define TOK_IMAGE_ALIGN     64U
 #define TOK_CODE_PAGE_COUNT 0x1100U    /* pages of 256 code points up to U+10FFFF */
 #define TOK_JOIN_BIT_COUNT  (1U << 20) /* 128 KiB: stays in the second cache level */
@@ -36,7 +39,7 @@ enum tok_section {
     TOK_SECTION_DECODED,       /* what each token stands for in text */
     TOK_SECTION_FLAGS,         /* u8 [token_count] */
     TOK_SECTION_VOCAB_SLOTS,   /* u32 [vocab_slot_count], TOK_NONE where free */
-    TOK_SECTION_MERGE_SLOTS,   /* struct tok_merge_slot [merge_slot_count] */
+    TOK_SECTION_MERGE_SLOTS,   /* u64 [merge_slot_count], TOK_SLOT_FREE or tok_slot_make */
     TOK_SECTION_PAIR_BITS,     /* u64 [merge_slot_count / 8]: pairs that may be in the slots */
     TOK_SECTION_MERGE_RESULT,  /* u32 [merge_count], by rank */
     TOK_SECTION_CODE_PAGES,    /* u16 [TOK_CODE_PAGE_COUNT], index of a page of code_ids */
@@ -75,13 +78,6 @@ struct tok_image_header {
     } sections[TOK_SECTION_COUNT];
 };
 
-struct tok_merge_slot {
-    uint32_t left;
-    uint32_t right;
-    uint32_t rank; /* TOK_NONE: free */
-    uint32_t result;
-};
-
 struct tokenizer {
     unsigned char *image; /* owned, from tok_image_alloc; the rest points into it */
     size_t image_bytes;
@@ -92,7 +88,7 @@ struct tokenizer {
     const char *decoded;
     const uint8_t *flags;
     const uint32_t *vocab_slots;
-    const struct tok_merge_slot *merge_slots;
+    const uint64_t *merge_slots;
     const uint64_t *pair_bits;
     const uint32_t *merge_result;
     const uint16_t *code_pages;
@@ -100,7 +96,8 @@ struct tokenizer {
     const uint64_t *join_bits;
     const uint32_t *added;
     const uint32_t *byte_ids;
-    uint32_t ascii_ids[128]; /* code points below 128 as encoding sees them */
+    uint32_t ascii_ids[128];     /* code points below 128 as encoding sees them */
+    uint32_t longest_bytes[256]; /* of the entries whose text begins with this byte */
     uint32_t
         added_range[257]; /* added tokens that begin with byte b: added[range[b]..range[b+1]) */
 };
@@ -130,9 +127,38 @@ static inline bool tok_may_join(const struct tokenizer *tokenizer, uint32_t left
     return (tokenizer->join_bits[bit / 64] >> (bit % 64)) & 1;
 }
 
-static inline uint64_t tok_pair_hash(uint32_t left, uint32_t right)
+#define TOK_SLOT_FREE UINT64_MAX
+static_assert(2 * TOK_ID_BITS + TOK_RANK_BITS < 64,
+              "a merge fits into one word, which is never TOK_SLOT_FREE");
+
+static inline uint64_t tok_pair(uint32_t left, uint32_t right)
 {
-    return tok_mix(((uint64_t)left << 32) | right);
+    return ((uint64_t)left << TOK_ID_BITS) | right;
+}
+
+static inline uint64_t tok_slot_make(uint64_t pair, uint32_t rank)
+{
+    return (pair << TOK_RANK_BITS) | rank;
+}
+
+static inline uint64_t tok_slot_pair(uint64_t slot)
+{
+    return slot >> TOK_RANK_BITS;
+}
+
+static inline uint32_t tok_slot_left(uint64_t slot)
+{
+    return (uint32_t)(slot >> (TOK_RANK_BITS + TOK_ID_BITS));
+}
+
+static inline uint32_t tok_slot_right(uint64_t slot)
+{
+    return (uint32_t)(slot >> TOK_RANK_BITS) & ((1U << TOK_ID_BITS) - 1);
+}
+
+static inline uint32_t tok_slot_rank(uint64_t slot)
+{
+    return (uint32_t)slot & ((1U << TOK_RANK_BITS) - 1);
 }
 
 /* Eight bits per slot, told by the half of the hash that does not choose the slot. */
@@ -141,25 +167,25 @@ static inline uint32_t tok_pair_bit(uint64_t hash, uint32_t merge_slot_count)
     return (uint32_t)(hash >> 32) & (merge_slot_count * 8 - 1);
 }
 
-/* The pair's slot; one of rank TOK_NONE where no merge joins it.  Most pairs that are asked for have
- * none, and the bits that tell so stay in a near cache. */
-static inline const struct tok_merge_slot *tok_merge_find(const struct tokenizer *tokenizer,
-                                                          uint32_t left, uint32_t right)
+/* Rank of the pair's merge; TOK_NONE where there is none.  Most pairs that are asked for have none,
+ * and the bits that tell so stay in a near cache. */
+static inline uint32_t tok_merge_rank(const struct tokenizer *tokenizer, uint32_t left,
+                                      uint32_t right)
 {
-    static const struct tok_merge_slot none = {.rank = TOK_NONE};
     uint32_t slot_count = tokenizer->header->merge_slot_count;
-    uint64_t hash = tok_pair_hash(left, right);
+    uint64_t pair = tok_pair(left, right);
+    uint64_t hash = tok_mix(pair);
     uint32_t bit = tok_pair_bit(hash, slot_count);
     if (((tokenizer->pair_bits[bit / 64] >> (bit % 64)) & 1) == 0) {
-        return &none;
+        return TOK_NONE;
     }
     uint32_t index = (uint32_t)hash & (slot_count - 1);
-    const struct tok_merge_slot *slot = &tokenizer->merge_slots[index];
-    while (slot->rank != TOK_NONE && (slot->left != left || slot->right != right)) {
+    uint64_t slot = tokenizer->merge_slots[index];
+    while (slot != TOK_SLOT_FREE && tok_slot_pair(slot) != pair) {
         index = (index + 1) & (slot_count - 1);
-        slot = &tokenizer->merge_slots[index];
+        slot = tokenizer->merge_slots[index];
     }
-    return slot;
+    return slot == TOK_SLOT_FREE ? TOK_NONE : tok_slot_rank(slot);
 }
 
 /* Writes key and checksum into the header. */

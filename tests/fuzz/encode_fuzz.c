@@ -1,13 +1,16 @@
-/* Any bytes as text, through the demo tokenizer and back: tokens give the bytes they came from, and
- * the streaming detokenizer gives the text where it was UTF-8. */
+/* Any bytes as text, through the demo tokenizer and back: tokens are those of the plain algorithm and
+ * give the bytes they came from, and the streaming detokenizer gives the text where it was UTF-8. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/utf8.h"
 #include "frontend/detok.h"
-#include "frontend/tokenizer.h"
+#include "frontend/tokenizer_image.h"
+#include "frontend/tokenizer_window.h"
 #include "tests/fuzz/fuzz.h"
+
+#define PLAIN_MAX_SYMBOLS 500 /* the plain algorithm is quadratic */
 
 static void require(bool holds)
 {
@@ -59,6 +62,81 @@ static void check(const struct tokenizer *tokenizer, const char *text, size_t by
     buf_fini(&raw);
 }
 
+/* What the text begins with: characters, and the bytes of those that are no entries. */
+static void push_symbols(const struct tokenizer *tokenizer, const char *text, size_t byte_count,
+                         struct tok_ids *ids)
+{
+    for (size_t at = 0; at < byte_count;) {
+        uint32_t code_point = 0;
+        size_t one = utf8_decode(text + at, byte_count - at, &code_point);
+        const char *spelled = text[at] == ' ' ? "\u2581" : text + at;
+        size_t spelled_bytes = text[at] == ' ' ? 3 : one;
+        uint32_t id = one == 0 ? TOK_NONE : tok_find_text(tokenizer, spelled, spelled_bytes);
+        one = one == 0 ? 1 : one;
+        spelled_bytes = spelled_bytes == 0 ? 1 : spelled_bytes;
+        for (size_t i = 0; i < spelled_bytes && id == TOK_NONE; i++) {
+            tok_ids_push(ids, tokenizer->byte_ids[(unsigned char)spelled[i]]);
+        }
+        if (id != TOK_NONE) {
+            tok_ids_push(ids, id);
+        }
+        at += one;
+    }
+}
+
+/* Always the lowest rank, of equal ones the leftmost, over all symbols. */
+static void merge_plain(const struct tokenizer *tokenizer, struct tok_ids *ids)
+{
+    for (;;) {
+        uint32_t best = TOK_NONE;
+        size_t best_at = 0;
+        for (size_t i = 0; i + 1 < ids->count; i++) {
+            uint32_t rank = tok_merge_rank(tokenizer, ids->at[i], ids->at[i + 1]);
+            best_at = rank < best ? i : best_at;
+            best = rank < best ? rank : best;
+        }
+        if (best == TOK_NONE) {
+            return;
+        }
+        ids->at[best_at] = tokenizer->merge_result[best];
+        ids->count--;
+        memmove(&ids->at[best_at + 1], &ids->at[best_at + 2],
+                (ids->count - best_at - 1) * sizeof(*ids->at));
+    }
+}
+
+static void require_same_ids(const struct tok_ids *got, const struct tok_ids *want)
+{
+    require(got->count == want->count);
+    require(got->count == 0 || memcmp(got->at, want->at, got->count * sizeof(*got->at)) == 0);
+}
+
+/* Segments and windows change nothing. */
+static void check_plain(const struct tokenizer *tokenizer, const char *text, size_t byte_count)
+{
+    static const size_t window_symbols[] = {1, 5, 40};
+    struct tok_ids symbols = {0};
+    struct tok_ids want = {0};
+    struct tok_ids got = {0};
+    push_symbols(tokenizer, text, byte_count, &symbols);
+    push_symbols(tokenizer, text, byte_count, &want);
+    if (symbols.count <= PLAIN_MAX_SYMBOLS) {
+        merge_plain(tokenizer, &want);
+        tok_encode(tokenizer, text, byte_count, TOK_SPECIAL_AS_TEXT, &got);
+        require_same_ids(&got, &want);
+        struct tok_window *window = tok_window_create(tokenizer);
+        for (size_t i = 0; i < sizeof(window_symbols) / sizeof(window_symbols[0]); i++) {
+            got.count = 0;
+            tok_window_merge(window, symbols.at, symbols.count, window_symbols[i], &got);
+            require_same_ids(&got, &want);
+        }
+        tok_window_destroy(window);
+    }
+    tok_ids_fini(&got);
+    tok_ids_fini(&want);
+    tok_ids_fini(&symbols);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t byte_count)
 {
     static struct tokenizer *tokenizer; /* loaded once, then only read */
@@ -67,6 +145,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t byte_count)
         tok_load(TEST_DEMO_MODEL_DIR "/tokenizer.json", NULL, &tokenizer, &err) != ERR_OK) {
         abort();
     }
+    check_plain(tokenizer, (const char *)bytes, byte_count);
     check(tokenizer, (const char *)bytes, byte_count, TOK_SPECIAL_AS_TEXT);
     check(tokenizer, (const char *)bytes, byte_count, TOK_SPECIAL_PARSE);
     return 0;
