@@ -72,6 +72,20 @@ static void measure_random(const struct tokenizer *tokenizer, const char *name, 
     buf_fini(&text);
 }
 
+/* Characters of an alphabet, evenly drawn: text without spaces or borders of words. */
+static void measure_alphabet(const struct tokenizer *tokenizer, const char *name,
+                             const char *alphabet)
+{
+    struct buf text;
+    buf_init(&text);
+    uint64_t state = 3;
+    while (text.used_bytes < TEXT_BYTES) {
+        buf_append_char(&text, alphabet[random_next(&state) % strlen(alphabet)]);
+    }
+    measure(tokenizer, name, &text);
+    buf_fini(&text);
+}
+
 /* Words of random tokens: text with the vocabulary's own statistics. */
 static void measure_vocabulary(const struct tokenizer *tokenizer)
 {
@@ -140,8 +154,16 @@ int main(int argc, char **argv)
     measure_repeated(tokenizer, "one space", " ");
     measure_repeated(tokenizer, "newlines", "\n");
     measure_repeated(tokenizer, "two letters", "ab");
+    measure_repeated(tokenizer, "equals signs", "=");
+    measure_repeated(tokenizer, "one word without spaces", "the");
     measure_repeated(tokenizer, "emoji", "\U0001f600");
     measure_random(tokenizer, "random lower case", 'a', 26);
+    measure_alphabet(tokenizer, "random vowels", "aeiou");
+    measure_alphabet(tokenizer, "random frequent letters", "etaoinshrdlu");
+    measure_alphabet(tokenizer, "random a and b", "ab");
+    measure_alphabet(tokenizer, "random hexadecimal", "0123456789abcdef");
+    measure_alphabet(tokenizer, "random base64",
+                     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/");
     measure_random(tokenizer, "random ASCII", 0x20, 95);
     measure_random(tokenizer, "random Chinese", 0x4e00, 0x5000);
     measure_random(tokenizer, "random Cyrillic", 0x400, 0x100);
