@@ -28,7 +28,7 @@ static struct drive_options usual_options(uint32_t chunk_tokens, uint32_t ahead)
             {
                 .slots = 16,
                 .max_step_rows = 16,
-                .max_step_tokens = is_pinned ? 256 : 160,
+                .max_step_tokens = 160,
                 .max_context_tokens = 2048,
                 .page_tokens = 16,
                 .pipeline_depth = ahead,

@@ -23,6 +23,13 @@ void backend_fill(struct backend_device *device, void *at, int byte, size_t byte
     mem_free(piece);
 }
 
+void backend_pin_limits(struct runner_limits *limits)
+{
+    uint32_t least_tokens = num_max(BACKEND_PINNED_TOKENS + limits->max_step_rows,
+                                    BACKEND_PINNED_TOKENS * limits->pipeline_depth);
+    limits->max_step_tokens = num_max(limits->max_step_tokens, least_tokens);
+}
+
 void backend_close_runner(struct backend_runner *runner)
 {
     runner->runner->table->destroy(runner->runner);

@@ -80,6 +80,13 @@ extern const struct backend backend_cuda_eager;
 /* Host memory or a device's, by whole bytes of one value. */
 void backend_fill(struct backend_device *device, void *at, int byte, size_t byte_count);
 
+#define BACKEND_PINNED_TOKENS \
+    256 /* pieces of a prompt with pinned shapes, as the worker cuts them */
+
+/* Room in a step for what pinned shapes need: a piece beside every decode row, and one of each step
+ * in flight in the sliding page table. */
+void backend_pin_limits(struct runner_limits *limits);
+
 void backend_close_runner(struct backend_runner *runner);
 
 /* What the program was linked for: all are to give the same.  The first is the one that a test of a

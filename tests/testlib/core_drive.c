@@ -9,8 +9,7 @@
 #include "proto/account.h"
 #include "tests/testlib/test.h"
 
-#define PATIENCE_NS   (60 * CLOCK_NS_PER_SEC)
-#define PINNED_TOKENS 256
+#define PATIENCE_NS (60 * CLOCK_NS_PER_SEC)
 
 void drive_model_load(struct drive_model *model, const char *model_dir)
 {
@@ -44,6 +43,9 @@ struct drive *drive_create(const struct drive_model *model, const struct drive_o
     const struct backend *backend =
         options->backend != NULL ? options->backend : backend_under_test();
     drive->options = *options;
+    if (options->is_pinned) {
+        backend_pin_limits(&drive->options.limits);
+    }
     complete_limits(&drive->options.limits, model);
     const struct backend_runner_options runner_options = {
         .model_dir = model->dir,
@@ -215,8 +217,9 @@ static uint32_t segment_tokens(const struct drive *drive, const struct drive_seq
                                uint32_t budget)
 {
     uint32_t left = seq->admit.prompt.count - seq->launched;
-    uint32_t most = drive->options.is_pinned ? PINNED_TOKENS - seq->launched % PINNED_TOKENS
-                                             : drive->options.chunk_tokens;
+    uint32_t most = drive->options.is_pinned
+                        ? BACKEND_PINNED_TOKENS - seq->launched % BACKEND_PINNED_TOKENS
+                        : drive->options.chunk_tokens;
     return num_min(num_min(most, budget), left);
 }
 

@@ -43,6 +43,9 @@ static struct runner_limits limits_of(const struct driver_options *options,
         .page_tokens = options->page_tokens,
         .pipeline_depth = options->pipeline_depth,
     };
+    if (options->is_pinned) {
+        backend_pin_limits(&limits);
+    }
     for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
         uint32_t most = options->slots * stage_table_pages(&limits, (enum runner_family)family);
         limits.pages[family] = options->pages[family] != 0 ? options->pages[family] : most;
