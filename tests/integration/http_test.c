@@ -550,7 +550,7 @@ static void test_not_ready_until_attached(void)
     test_eq_u64((uint64_t)answer.status, 503);
     http_answer_fini(&answer);
     /* The worker that comes serves another tokenizer: the process ends with an error. */
-    test_eq_u64((uint64_t)frontend_process_wait(&process, 5000), 1);
+    test_eq_u64((uint64_t)frontend_process_wait(&process, 5000), 2);
 }
 
 static void test_drain_finishes_streams(void)
