@@ -142,28 +142,36 @@ static void check_whole(struct client *client, const struct work *work)
     check_tokens(client, work, view.token_count);
 }
 
-static void test_many_at_once_equal_each_alone(void)
+/* All at once, at most MANY: each gives what it gave alone, no plan is refused, no page stays. */
+static void run_together(struct bench *bench, const struct work *works, uint32_t count)
 {
-    static const char *const args[] = {"--max-step-tokens", "256", NULL};
-    struct bench bench;
     struct client *clients[MANY];
-    const uint32_t count = scaled(MANY);
-    start(&bench, args);
-    struct work *works = make_work(count, 1);
-    run_alone(&bench, works, count);
     for (uint32_t i = 0; i < count; i++) {
         clients[i] = client_create();
-        submit(&bench, clients[i], &works[i]);
+        submit(bench, clients[i], &works[i]);
     }
     for (uint32_t i = 0; i < count; i++) {
         check_whole(clients[i], &works[i]);
         client_destroy(clients[i]);
     }
-    expect_all_free(&bench);
-    test_true(client_wait_status(bench.engine, client_is_idle, 5 * SECOND));
+    expect_all_free(bench);
+    test_true(client_wait_status(bench->engine, client_is_idle, 5 * SECOND));
     struct engine_status status;
-    engine_get_status(bench.engine, &status);
+    engine_get_status(bench->engine, &status);
     test_eq_u64(status.plans_refused, 0);
+}
+
+static void test_many_at_once_equal_each_alone(void)
+{
+    static const char *const args[] = {"--max-step-tokens", "256", NULL};
+    struct bench bench;
+    struct engine_status status;
+    const uint32_t count = scaled(MANY);
+    start(&bench, args);
+    struct work *works = make_work(count, 1);
+    run_alone(&bench, works, count);
+    run_together(&bench, works, count);
+    engine_get_status(bench.engine, &status);
     test_eq_u64(status.requests_finished[RESULT_FINISH_LENGTH], (uint64_t)2 * count);
     finish(&bench);
     free(works);
@@ -174,24 +182,11 @@ static void test_small_pools_make_requests_wait_not_fail(void)
     static const char *const args[] = {
         "--max-step-tokens", "64", "--local-pages", "14", "--global-pages", "16", NULL};
     struct bench bench;
-    struct client *clients[24];
     const uint32_t count = scaled(24);
     start(&bench, args);
     struct work *works = make_work(count, 2);
     run_alone(&bench, works, count);
-    for (uint32_t i = 0; i < count; i++) {
-        clients[i] = client_create();
-        submit(&bench, clients[i], &works[i]);
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        check_whole(clients[i], &works[i]);
-        client_destroy(clients[i]);
-    }
-    expect_all_free(&bench);
-    test_true(client_wait_status(bench.engine, client_is_idle, 5 * SECOND));
-    struct engine_status status;
-    engine_get_status(bench.engine, &status);
-    test_eq_u64(status.plans_refused, 0);
+    run_together(&bench, works, count);
     finish(&bench);
     free(works);
 }
