@@ -223,6 +223,7 @@ static enum err_code start_engine(struct process *process, struct err *err)
         .max_queue = options->max_queue,
         .max_step_tokens = options->max_step_tokens,
         .pipeline_depth = options->pipeline_depth,
+        .detached_wait_ms = options->worker_wait_s * 1000,
     };
     return engine_create(&engine_options, &process->app.engine, err);
 }

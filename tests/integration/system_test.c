@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/json.h"
 #include "tests/testlib/http_client.h"
 #include "tests/testlib/system.h"
@@ -364,6 +365,41 @@ static void test_unusable_options_end_the_start(void)
                       "record '/nowhere/at/all'");
 }
 
+/* The stream fails, who waits behind it gets its 503 after a second, who comes now at once. */
+static void test_a_lost_worker_is_waited_for_so_long(void)
+{
+    static const char *const args[] = {"--backoff-ms",    "30000", "--max-slots", "1",
+                                       "--worker-wait-s", "1",     NULL};
+    struct system_process system;
+    struct http_client stream;
+    struct http_client waiting;
+    struct http_answer answer;
+    system_start(&system, args);
+    system_open_stream(&system, &stream, "Hi", 8000);
+    test_true(http_client_await(&stream, "data: "));
+    uint64_t start_ns = clock_now_ns();
+    http_client_open(&waiting, system.port);
+    http_client_request(&waiting, "POST", "/v1/completions", "", "{\"prompt\":\"Hi\"}");
+    while (http_client_metric(system.port, "vllm:num_requests_waiting") < 1) {
+        test_true(clock_now_ns() - start_ns < 10 * CLOCK_NS_PER_SEC);
+    }
+    test_true(kill(system_child(&system, "bezel-worker"), SIGKILL) == 0);
+    test_true(http_client_await(&stream, "\"error\""));
+    uint64_t lost_ns = clock_now_ns();
+    http_client_once(system.port, "POST", "/v1/completions", "{\"prompt\":\"Hi\"}", &answer);
+    test_eq_u64((uint64_t)answer.status, 503);
+    http_answer_fini(&answer);
+    http_client_read(&waiting, &answer);
+    uint64_t waited_ns = clock_now_ns() - lost_ns;
+    test_eq_u64((uint64_t)answer.status, 503);
+    test_true(http_answer_header(&answer, "retry-after") != NULL);
+    test_true(waited_ns > CLOCK_NS_PER_SEC / 2 && waited_ns < 10 * CLOCK_NS_PER_SEC);
+    http_answer_fini(&answer);
+    http_client_close(&waiting);
+    http_client_close(&stream);
+    system_stop(&system);
+}
+
 /* Two pairs in one run directory would take each other's worker. */
 static void test_a_run_directory_has_one_launcher(void)
 {
@@ -400,6 +436,7 @@ static const struct test_case cases[] = {
     TEST(test_bad_requests_are_refused_and_forgotten),
     TEST(test_unusable_models_end_the_start),
     TEST(test_unusable_options_end_the_start),
+    TEST(test_a_lost_worker_is_waited_for_so_long),
     TEST(test_a_run_directory_has_one_launcher),
     TEST(test_a_program_that_cannot_be_started_is_told),
 };
