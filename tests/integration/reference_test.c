@@ -444,7 +444,7 @@ static void run_crowd(struct crowd *crowd, struct paged *paged, const uint32_t *
                 .slot = s,
                 .start = start,
                 .count = step == 0 ? counts[s] : 1,
-                .ids = crowd->ids + FIRST_APART * s + start,
+                .ids = crowd->ids + (size_t)FIRST_APART * s + start,
             };
         }
         paged_step(paged, segments, SEQUENCES, crowd->logits);
@@ -498,7 +498,7 @@ static void check_orders(struct crowd *crowd, uint32_t multiple)
     for (uint32_t s = 0; s < SEQUENCES; s++) {
         uint32_t count = counts[s] + STEPS - 1;
         (void)snprintf(what, sizeof(what), "padded to %u, sequence %u, alone", multiple, s);
-        paged_sequence(alone, crowd->ids + FIRST_APART * s, count, count, other[s]);
+        paged_sequence(alone, crowd->ids + (size_t)FIRST_APART * s, count, count, other[s]);
         check_agree(crowd->golden, count, first[s], other[s], what);
     }
     free_all(other);

@@ -31,6 +31,7 @@ struct backend_device_options {
 struct backend_device {
     const struct backend *backend;
     struct weights weights; /* owned, in device memory */
+    unsigned char *block;   /* what the weights point into */
     const struct k_ops *ops;
     struct k_stream *stream;
     struct stage_allocator allocator; /* device memory, freed with the device */

@@ -45,6 +45,7 @@ static void open_device(const struct backend *backend, const struct backend_devi
         weights_open_host(options->model_dir, options->config, NULL, &out_device->weights, &err),
         &err);
     test_ok(device_cpu_create(&device_options, &device, &err), &err);
+    out_device->block = out_device->weights.host_block;
     out_device->stream = device_cpu_stream(device);
     out_device->allocator = (struct stage_allocator){
         .context = device, .alloc = alloc_on_device, .write = device_cpu_write};

@@ -53,8 +53,9 @@ static enum err_code write_weights(void *owner, uint64_t offset_bytes, const voi
     return device_cuda_write(upload->device, upload->base + offset_bytes, bytes, byte_count, err);
 }
 
-static void load_weights(struct device_cuda *device, const char *model_dir,
-                         const struct model_config *config, struct weights *out_weights)
+/* Returns the block that holds them. */
+static unsigned char *load_weights(struct device_cuda *device, const char *model_dir,
+                                   const struct model_config *config, struct weights *out_weights)
 {
     struct err err = {0};
     struct st_set *set = NULL;
@@ -68,6 +69,7 @@ static void load_weights(struct device_cuda *device, const char *model_dir,
     store.base = upload.base;
     test_ok(weights_load(config, set, &store, &progress, out_weights, &err), &err);
     st_close(set);
+    return upload.base;
 }
 
 /* ---- a device for the forward pass ---- */
@@ -144,7 +146,8 @@ static void open_device(const struct backend *backend, const struct backend_devi
         .allocator = {.context = device, .alloc = device_cuda_alloc, .write = device_cuda_write},
         .state = state,
     };
-    load_weights(device, options->model_dir, options->config, &out_device->weights);
+    out_device->block =
+        load_weights(device, options->model_dir, options->config, &out_device->weights);
 }
 
 static void close_device(struct backend_device *device)
@@ -220,7 +223,7 @@ static void open_runner(const struct backend *backend, const struct backend_runn
         .uses_dependent_launch = true,
     };
     *out_runner = (struct backend_runner){0};
-    load_weights(device, options->model_dir, options->config, &out_runner->weights);
+    (void)load_weights(device, options->model_dir, options->config, &out_runner->weights);
     test_ok(runner_cuda_create(options->config, &out_runner->weights, &runner_options,
                                &out_runner->runner, &err),
             &err);

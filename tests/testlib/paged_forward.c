@@ -145,7 +145,8 @@ struct paged *paged_create(const struct paged_options *options)
     fill_tables(paged);
     fill_slots(paged);
     if (options->poisons_padding) { /* padding tokens have id 0 */
-        backend_fill(device, (uint16_t *)(uintptr_t)device->weights.embed_tokens, NAN_BYTE,
+        const unsigned char *table = (const unsigned char *)device->weights.embed_tokens;
+        backend_fill(device, device->block + (table - device->block), NAN_BYTE,
                      paged->config.hidden_elems * sizeof(uint16_t));
     }
     return paged;
@@ -270,27 +271,34 @@ static void count_written(const struct paged *paged, uint32_t family, uint32_t *
     }
 }
 
+/* page [page_elems] of a pool, its first `written` tokens aside. */
+static void check_page(const struct paged *paged, uint32_t family, uint32_t written,
+                       const uint16_t *page)
+{
+    const struct k_pages *pages = &paged->forward.pages[family];
+    uint64_t head_elems = (uint64_t)pages->page_tokens * pages->head_dim;
+    for (uint64_t i = 0; i < page_elems(pages); i++) {
+        uint64_t token = i % head_elems / pages->head_dim;
+        if (token >= written && page[i] != UINT16_MAX) {
+            test_fail(__FILE__, __LINE__,
+                      "%s: family %u, element %llu of a page (token %llu of %u written) holds %04x",
+                      paged->device.backend->name, family, (unsigned long long)i,
+                      (unsigned long long)token, written, page[i]);
+        }
+    }
+}
+
 void paged_check_unwritten(struct paged *paged)
 {
     for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
         const struct k_pages *pages = &paged->forward.pages[family];
-        uint64_t head_elems = (uint64_t)pages->page_tokens * pages->head_dim;
         uint32_t *written = mem_zalloc(pages->pages, sizeof(*written));
         uint16_t *page = mem_zalloc(page_elems(pages), sizeof(*page));
         count_written(paged, family, written);
         for (uint32_t p = 0; p < pages->pages; p++) {
             paged->device.backend->read(&paged->device, page, pages->base + p * page_elems(pages),
                                         page_elems(pages) * sizeof(*page));
-            for (uint64_t i = 0; i < page_elems(pages); i++) {
-                uint64_t token = i % head_elems / pages->head_dim;
-                if (token >= written[p] && page[i] != UINT16_MAX) {
-                    test_fail(__FILE__, __LINE__,
-                              "%s: family %u page %u, element %llu (token %llu of %u written) "
-                              "holds %04x",
-                              paged->device.backend->name, family, p, (unsigned long long)i,
-                              (unsigned long long)token, written[p], page[i]);
-                }
-            }
+            check_page(paged, family, written[p], page);
         }
         mem_free(page);
         mem_free(written);
