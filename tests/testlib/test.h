@@ -54,7 +54,8 @@ bool test_is_sanitized(void);
 /* Seeded numbers for property tests: splitmix64. */
 uint64_t test_random(uint64_t *state);
 
-/* Directory of golden data, from the build (the tests/golden folder of the source tree). */
+/* Directory of golden data: the tests/golden folder of the sources that were built, or where those are
+ * not, of the working directory. */
 const char *test_golden_dir(void);
 
 #endif
