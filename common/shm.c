@@ -43,15 +43,16 @@ enum err_code shm_create(struct shm_segment *segment, const char *name, size_t b
     }
     int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0) {
-        return err_errno(err, errno, "creating shared memory '%s'", name);
+        return errno == EEXIST ? err_errno(err, errno, "creating shared memory '%s'", name)
+                               : err_errno(err, errno, "creating shared memory in /dev/shm");
     }
     int failure;
     do {
         failure = posix_fallocate(fd, 0, (off_t)byte_count);
     } while (failure == EINTR);
     code = failure == 0 ? map(segment, fd, name, byte_count, err)
-                        : err_errno(err, failure, "reserving %zu bytes of shared memory '%s'",
-                                    byte_count, name);
+                        : err_errno(err, failure,
+                                    "reserving %zu bytes of shared memory in /dev/shm", byte_count);
     if (code != ERR_OK) {
         (void)shm_unlink(name); /* it was ours a moment ago */
     }
