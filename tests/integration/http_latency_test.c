@@ -138,7 +138,7 @@ static void test_large_prompts_do_not_delay_a_stream(void)
         is_good = run_round(&poster);
     }
     mem_free(poster.body);
-    test_true(poster.post_count >= 3);
+    test_true(poster.post_count >= (test_times_count() ? 3U : 1U));
     test_true(is_good || !test_times_count());
     test_eq_u64((uint64_t)frontend_process_stop(&process), 0);
 }
