@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "common/num.h"
+
 static const char *prompt_param(const struct api_request *request)
 {
     return request->route == API_ROUTE_CHAT ? "messages" : "prompt";
@@ -118,7 +120,12 @@ static enum err_code fill_lengths(const struct api_request *request,
         error->slug = "context_length_exceeded";
         return code;
     }
-    uint32_t output = request->has_max_tokens ? request->max_tokens : room;
+    uint32_t output = room;
+    if (request->has_max_tokens) {
+        output = request->max_tokens;
+    } else if (limits->pool_tokens > admit->prompt.count) {
+        output = num_min(room, limits->pool_tokens - admit->prompt.count);
+    }
     if (request->min_tokens > output) {
         return api_error_set(error, ERR_LIMIT, "min_tokens",
                              "min_tokens is %u; at most %u tokens can be generated",

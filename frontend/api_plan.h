@@ -16,6 +16,7 @@
 struct api_limits {
     uint32_t vocab_tokens;
     uint32_t max_context_tokens; /* prompt and output together */
+    uint32_t pool_tokens;        /* as many as the worker's pools hold of one sequence */
 };
 
 struct api_plan {

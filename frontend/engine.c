@@ -250,6 +250,7 @@ static void publish(struct engine *engine)
     struct engine_status status = {
         .is_attached = sched_is_attached(engine->sched),
         .welcome = engine->welcome,
+        .pool_tokens = gate.limits.pool_tokens,
         .waiting_requests = gate.waiting,
         .running_requests = sched_live_running(engine->sched),
         .requests_arrived = stats.arrived,

@@ -85,7 +85,8 @@ struct engine_status {
     bool is_attached;
     bool is_ready; /* a STEP_DONE or PONG younger than 2 s */
     struct hello_welcome
-        welcome; /* texts borrowed from the engine until engine_destroy; last known */
+        welcome;          /* texts borrowed from the engine until engine_destroy; last known */
+    uint32_t pool_tokens; /* as many as the worker's pools hold of one sequence */
     uint32_t waiting_requests;
     uint32_t running_requests;
     struct result_figures figures;

@@ -246,7 +246,8 @@ static enum err_code prepare_and_submit(struct http_call *call, struct prepared 
     struct prepare_input input = {
         .route = call->head.route,
         .limits = {.vocab_tokens = status.welcome.vocab_tokens,
-                   .max_context_tokens = status.welcome.max_context_tokens},
+                   .max_context_tokens = status.welcome.max_context_tokens,
+                   .pool_tokens = status.pool_tokens},
         .body = &call->body,
         .random_seed = call->random_seed,
     };

@@ -53,6 +53,8 @@ struct sched_limits {
     struct account_geometry geometry;
     uint32_t vocab_tokens;
     uint32_t max_context_tokens;
+    uint32_t
+        pool_tokens; /* longest sequence that fits into both pools, at most max_context_tokens */
     uint32_t local_pages;
     uint32_t global_pages;
     uint32_t slots;

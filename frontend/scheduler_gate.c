@@ -8,6 +8,28 @@
         return err_set(err, ERR_PROTOCOL, "the worker's %s is %u: %s", name, (value), what); \
     }
 
+static bool fits(const struct sched_limits *limits, uint32_t total_tokens)
+{
+    struct account_need peak = sched_peak(limits, total_tokens);
+    return peak.local_pages <= limits->local_pages && peak.global_pages <= limits->global_pages;
+}
+
+/* The peak never falls with the length. */
+static uint32_t longest_fit(const struct sched_limits *limits)
+{
+    uint32_t low = 0;
+    uint32_t high = limits->max_context_tokens;
+    while (low < high) {
+        uint32_t middle = high - (high - low) / 2;
+        if (fits(limits, middle)) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
 enum err_code sched_read_limits(const struct sched_options *options,
                                 const struct hello_welcome *welcome,
                                 struct sched_limits *out_limits, struct err *err)
@@ -50,6 +72,7 @@ enum err_code sched_read_limits(const struct sched_options *options,
         .segment_tokens = num_max(num_min(depth * budget, welcome->max_step_tokens) / depth, 1),
         .ping_ns = quarter_ns != 0 && quarter_ns < SCHED_PING_NS ? quarter_ns : SCHED_PING_NS,
     };
+    out_limits->pool_tokens = longest_fit(out_limits);
     return ERR_OK;
 }
 

@@ -146,7 +146,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t byte_count)
     }
     struct prepare_model model = fixture->model;
     const struct api_limits limits = {.vocab_tokens = fixture->checkpoint.vocab_tokens,
-                                      .max_context_tokens = CONTEXT_TOKENS};
+                                      .max_context_tokens = CONTEXT_TOKENS,
+                                      .pool_tokens = CONTEXT_TOKENS / 2};
     model.chat_format = formats[bytes[0] >> 1 & 3];
     model.tokenizer = (bytes[0] & 8) != 0 ? NULL : model.tokenizer;
     buf_init(&body);

@@ -199,6 +199,7 @@ enum err_code engine_create(const struct engine_options *options, struct engine 
     welcome->state = HELLO_STATE_READY;
     welcome->vocab_tokens = (uint32_t)number(run_dir, "vocab", 2048);
     welcome->max_context_tokens = (uint32_t)number(run_dir, "context", 8192);
+    engine->status.pool_tokens = welcome->max_context_tokens;
     const char *hash = setting(run_dir, "hash");
     welcome->tokenizer_hash = hash ? strtoull(hash, NULL, 16) : 0;
     welcome->local_pages = 100;

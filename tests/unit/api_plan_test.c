@@ -4,7 +4,8 @@
 #include "frontend/api_plan.h"
 #include "tests/testlib/test.h"
 
-static const struct api_limits limits = {.vocab_tokens = 1000, .max_context_tokens = 64};
+static const struct api_limits limits = {
+    .vocab_tokens = 1000, .max_context_tokens = 64, .pool_tokens = 40};
 
 static struct checkpoint_info checkpoint(void)
 {
@@ -64,12 +65,24 @@ static void test_defaults_come_from_the_checkpoint(void)
     test_true(built.code == ERR_OK);
     test_true(admit->temperature == 0.75F && admit->top_p == 0.95F && admit->top_k == 64);
     test_true(admit->repetition_penalty == 1.0F && admit->min_p == 0.0F);
-    test_eq_u64(admit->max_total, 64);
+    test_eq_u64(admit->max_total, 40); /* what the pools hold; more only when asked for */
     test_eq_u64(admit->output_start, 3);
     test_eq_u64(admit->stop_ids.count, 2);
     test_eq_u64(admit->stop_ids.at[1], 6);
     test_eq_u64(admit->suppress_ids.at[0], 19);
     test_eq_u64(admit->logprobs, 0);
+    release(&built);
+}
+
+static void test_output_beyond_the_pools_is_asked_for_and_a_long_prompt_is_left_to_the_gate(void)
+{
+    struct built built;
+    uint32_t ids[41] = {2};
+    build(&built, "{\"prompt\":\"x\",\"max_tokens\":61}", good, 3);
+    test_eq_u64(built.plan.admit.max_total, 64);
+    release(&built);
+    build(&built, "{\"prompt\":\"x\"}", ids, 41);
+    test_eq_u64(built.plan.admit.max_total, 64);
     release(&built);
 }
 
@@ -113,7 +126,7 @@ static void test_refusals(void)
         {"{\"prompt\":\"x\"}", {2, 1000, 1}, 3, "prompt", "vocabulary of 1000"},
         {"{\"prompt\":\"x\"}", {2, 18, 1}, 3, "prompt", "modality"},
         {"{\"prompt\":\"x\",\"max_tokens\":62}", {2, 3, 4}, 3, "max_tokens", "holds 64"},
-        {"{\"prompt\":\"x\",\"min_tokens\":62}", {2, 3, 4}, 3, "min_tokens", "at most 61"},
+        {"{\"prompt\":\"x\",\"min_tokens\":62}", {2, 3, 4}, 3, "min_tokens", "at most 37"},
         {"{\"prompt\":\"x\",\"stop_token_ids\":[1000]}", {2}, 1, "stop_token_ids", "1000"},
         {"{\"prompt\":\"x\",\"logit_bias\":{\"1000\":1}}", {2}, 1, "logit_bias", "1000"},
         {"{\"prompt\":\"x\",\"stop_token_ids\":[11,12,13,14,15,16,17,18,19,20,21,22,23,24,25]}",
@@ -161,8 +174,11 @@ static void test_bos_is_never_there_twice(void)
 }
 
 static const struct test_case cases[] = {
-    TEST(test_defaults_come_from_the_checkpoint), TEST(test_request_values_win),
-    TEST(test_ignore_eos_keeps_own_stop_ids),     TEST(test_refusals),
+    TEST(test_defaults_come_from_the_checkpoint),
+    TEST(test_output_beyond_the_pools_is_asked_for_and_a_long_prompt_is_left_to_the_gate),
+    TEST(test_request_values_win),
+    TEST(test_ignore_eos_keeps_own_stop_ids),
+    TEST(test_refusals),
     TEST(test_bos_is_never_there_twice),
 };
 
