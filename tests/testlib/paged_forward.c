@@ -30,8 +30,11 @@ static void *alloc_device(struct paged *paged, size_t count, size_t elem_bytes)
 
 static void *alloc_on_host(void *context, size_t count, size_t elem_bytes)
 {
-    (void)context;
-    return mem_zalloc(count, elem_bytes);
+    struct paged *paged = context;
+    test_true(paged->host_block_count < PAGED_HOST_BLOCKS);
+    void *block = mem_zalloc(count, elem_bytes);
+    paged->host_blocks[paged->host_block_count++] = block;
+    return block;
 }
 
 static uint64_t page_elems(const struct k_pages *pages)
@@ -111,7 +114,7 @@ struct paged *paged_create(const struct paged_options *options)
     struct err err = {0};
     struct paged *paged = mem_zalloc(1, sizeof(*paged));
     struct backend_device *device = &paged->device;
-    const struct stage_allocator host = {.alloc = alloc_on_host};
+    const struct stage_allocator host = {.context = paged, .alloc = alloc_on_host};
     paged->options = *options;
     test_ok(model_config_load(options->model_dir, &paged->config, &err), &err);
     struct runner_limits limits = limits_of(options, &paged->config);
@@ -154,12 +157,10 @@ struct paged *paged_create(const struct paged_options *options)
 
 void paged_destroy(struct paged *paged)
 {
-    const struct stage_upload *host = &paged->host;
-    void *owned[] = {host->rows,  host->patches,  host->prompt_ids,
-                     host->masks, host->next_ids, paged->lengths};
-    for (uint32_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++) {
-        mem_free(owned[i]);
+    for (uint32_t i = 0; i < paged->host_block_count; i++) {
+        mem_free(paged->host_blocks[i]);
     }
+    mem_free(paged->lengths);
     for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
         mem_free(paged->host_tables[family]);
     }

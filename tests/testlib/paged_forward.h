@@ -10,6 +10,8 @@
 #include "tests/testlib/backend.h"
 #include "worker/forward.h"
 
+#define PAGED_HOST_BLOCKS 8
+
 struct paged_options {
     const struct backend *backend;
     const char *model_dir;
@@ -29,9 +31,11 @@ struct paged {
     struct paged_options options;
     struct model_config config;
     struct backend_device device;
-    struct stage_tables tables;                 /* device memory */
-    struct stage_upload upload;                 /* device memory */
-    struct stage_upload host;                   /* owned twin of upload */
+    struct stage_tables tables;           /* device memory */
+    struct stage_upload upload;           /* device memory */
+    struct stage_upload host;             /* twin of upload */
+    void *host_blocks[PAGED_HOST_BLOCKS]; /* owned, what host lies in */
+    uint32_t host_block_count;
     uint32_t *host_tables[RUNNER_FAMILY_COUNT]; /* owned twins of the page tables */
     uint32_t *lengths;                          /* owned, [slots] tokens run */
     struct k_pick *picks;                       /* device memory */
