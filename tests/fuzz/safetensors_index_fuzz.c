@@ -58,7 +58,8 @@ static void check_folder(const char *dir)
     enum err_code code = st_open_folder(dir, &set, &err);
     if (code == ERR_OK) {
         check_set(set);
-    } else if ((code != ERR_FORMAT && code != ERR_LIMIT && code != ERR_NOT_FOUND) ||
+    } else if ((code != ERR_FORMAT && code != ERR_LIMIT && code != ERR_NOT_FOUND &&
+                code != ERR_CONFIG) ||
                err.message[0] == '\0' || set != NULL) {
         abort();
     }

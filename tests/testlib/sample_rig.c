@@ -377,8 +377,8 @@ bool sample_case_permits(const struct sample_case *at, uint32_t row, uint32_t to
     }
     struct candidate *sorted = mem_zalloc(at->vocab, sizeof(*sorted));
     uint32_t count = survivors(at, row, sorted);
-    double best = -INFINITY;
-    double own = -INFINITY;
+    double best = (double)-INFINITY;
+    double own = (double)-INFINITY;
     double error = 0.0;
     for (uint32_t i = 0; i < count; i++) {
         double noise =
