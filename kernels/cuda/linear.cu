@@ -28,6 +28,7 @@ constexpr uint32_t MIN_WARPS = 6;
 constexpr uint32_t MAX_SLICES = 8;
 constexpr uint32_t STAGES_FEW = 12; /* up to 8 rows: activations in registers */
 constexpr uint32_t STAGES_MANY = 5; /* up to 16 rows: activations in shared memory */
+constexpr uint32_t MANY_STEPS = 24; /* of fewer warps; only where registers hold no activations */
 constexpr uint32_t SHARED_LIMIT = 227 * 1024;
 constexpr uint32_t SHARED_FLOOR = 117 * 1024; /* more than half an SM: one block on each */
 constexpr uint32_t PLAIN_THREADS = 256;
@@ -356,15 +357,24 @@ static uint32_t shared_bytes_of(uint32_t warps, uint32_t steps, uint32_t n_tiles
     return warps * (stages * STEP_BYTES + 2 * n_tiles * 512 + held);
 }
 
+template <int N_TILES>
+static constexpr int most_steps(void)
+{
+    return N_TILES == 1 ? 12 : (int)MANY_STEPS;
+}
+
 /* The fewest slices, then the most warps. */
 static struct split choose_split(uint32_t in_elems, uint32_t n_tiles, uint32_t max_slices)
 {
-    static const uint32_t step_choices[] = {4, 8, 12};
+    static const uint32_t step_choices[] = {4, 8, 12, MANY_STEPS};
     for (uint32_t slices = 1; slices <= max_slices; slices *= 2) {
         for (uint32_t steps : step_choices) {
             uint32_t warp_elems = steps * K_BLOCK * slices;
             uint32_t warps = in_elems / warp_elems;
             uint32_t bytes = shared_bytes_of(warps, steps, n_tiles);
+            if (steps == MANY_STEPS && n_tiles == 1) {
+                continue;
+            }
             if (in_elems % warp_elems == 0 && warps >= MIN_WARPS && warps <= MAX_WARPS &&
                 bytes <= SHARED_LIMIT) {
                 return {slices, warps, steps, bytes > SHARED_FLOOR ? bytes : SHARED_FLOOR};
@@ -391,7 +401,9 @@ static cudaError_t launch_steps(struct k_stream *stream, const product_args &arg
     switch (split.steps) {
     case 4: return launch_stream<PRODUCT, N_TILES, 4>(stream, args, split);
     case 8: return launch_stream<PRODUCT, N_TILES, 8>(stream, args, split);
-    default: /* foreign */ return launch_stream<PRODUCT, N_TILES, 12>(stream, args, split);
+    case 12: return launch_stream<PRODUCT, N_TILES, 12>(stream, args, split);
+    default: /* foreign */
+        return launch_stream<PRODUCT, N_TILES, most_steps<N_TILES>()>(stream, args, split);
     }
 }
 
@@ -531,6 +543,8 @@ static cudaError_t allow_shared(cudaError_t error)
         reinterpret_cast<const void *>(split_k_stream_kernel<PRODUCT, N_TILES, 4, STAGES>),
         reinterpret_cast<const void *>(split_k_stream_kernel<PRODUCT, N_TILES, 8, STAGES>),
         reinterpret_cast<const void *>(split_k_stream_kernel<PRODUCT, N_TILES, 12, STAGES>),
+        reinterpret_cast<const void *>(
+            split_k_stream_kernel<PRODUCT, N_TILES, most_steps<N_TILES>(), STAGES>),
     };
     for (const void *kernel : kernels) {
         if (error == cudaSuccess) {

@@ -128,6 +128,7 @@ static void test_a_graph_of_many_rows(void)
     linear_case_init(&at, &shape, 24, &random);
     at.error = ERROR;
     linear_case_run(&at, &rig.source, 24); /* the library makes itself ready */
+    cuda_rig_wait(&rig.cuda);
     struct recording recording = {&at, &rig.source, 24};
     struct cuda_rig_graph *graph = cuda_rig_capture(&rig.cuda, record, &recording);
     twin_poison(&at.out);

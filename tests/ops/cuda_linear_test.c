@@ -92,6 +92,7 @@ static const struct linear_shape odd_shapes[] = {
     {"16 warps of 4 steps", LINEAR_KIND_PLAIN, 2048, {2113}, true},
     {"9 warps of 8 steps", LINEAR_KIND_PLAIN, 2304, {300, 1, 99}, false},
     {"12 warps of 12 steps", LINEAR_KIND_PLAIN, 4608, {150}, true},
+    {"7 warps of 24 steps", LINEAR_KIND_GATE_UP, 5376, {70, 70}, false},
     {"2 slices", LINEAR_KIND_PLAIN, 4096, {129, 131}, true},
     {"4 slices", LINEAR_KIND_PLAIN, 9216, {71}, true},
     {"8 slices", LINEAR_KIND_PLAIN, 16384, {133}, true},

@@ -92,6 +92,7 @@ void cuda_rig_read(void *to, const void *from, size_t bytes)
 
 void cuda_rig_poison(void *at, size_t bytes)
 {
+    check(cudaDeviceSynchronize(), "before poisoning");
     check(cudaMemset(at, 0xff, bytes), "poisoning");
     check(cudaDeviceSynchronize(), "poisoning");
 }
