@@ -18,7 +18,7 @@ static const char usage[] =
     "\n"
     "  bezel serve MODEL_DIR [OPTIONS]         start worker and frontend, keep both running\n"
     "  bezel serve --help                      the options\n"
-    "  bezel replay FILE MODEL_DIR [OPTIONS]   run a plan stream that serve --record FILE wrote\n"
+    "  bezel replay FILE MODEL_DIR [OPTIONS]   run what serve --record FILE wrote; --help: the options\n"
     "  bezel version                           the version\n"
     "\n"
     "Example:\n"
@@ -67,14 +67,21 @@ static int serve(int argc, char **argv)
     return exit_code;
 }
 
+static bool is_help(const char *text)
+{
+    return strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;
+}
+
 /* bezel replay FILE MODEL_DIR ... -> bezel-worker --replay FILE MODEL_DIR ... */
 static int replay(int argc, char **argv)
 {
     struct err err;
     char dir[PATH_BYTES / 2];
     char path[PATH_BYTES];
-    if (argc < 3) {
-        (void)err_set(&err, ERR_ARGUMENT, "replay needs a file and a model directory");
+    bool wants_help = argc == 2 && is_help(argv[1]);
+    if (argc < 3 && !wants_help) {
+        (void)err_set(&err, ERR_ARGUMENT,
+                      "replay needs a file and a model directory, see bezel --help");
         return fail(&err);
     }
     if (serve_program_dir(dir, sizeof(dir), &err) != ERR_OK ||
@@ -83,7 +90,14 @@ static int replay(int argc, char **argv)
     }
     struct options_argv worker = {0};
     options_argv_add(&worker, "bezel-worker");
-    options_argv_add(&worker, "--replay");
+    if (wants_help) {
+        (void)fputs(
+            "bezel replay FILE MODEL_DIR [OPTIONS] is bezel-worker --replay FILE MODEL_DIR\n\n",
+            stdout);
+        (void)fflush(stdout); /* before the worker writes */
+    } else {
+        options_argv_add(&worker, "--replay");
+    }
     for (int i = 1; i < argc; i++) {
         options_argv_add(&worker, argv[i]);
     }
@@ -108,8 +122,7 @@ int main(int argc, char **argv)
         (void)printf("bezel %s\n", BEZEL_VERSION);
         return EXIT_SUCCESS;
     }
-    if (strcmp(command, "help") == 0 || strcmp(command, "--help") == 0 ||
-        strcmp(command, "-h") == 0) {
+    if (strcmp(command, "help") == 0 || is_help(command)) {
         (void)fputs(usage, stdout);
         return EXIT_SUCCESS;
     }

@@ -313,7 +313,7 @@ static void start_work(struct http_call *call)
     call->work.run = run_work;
     call->work.is_large = call->body.used_bytes >= LARGE_BODY_BYTES;
     if (!work_try_submit(call->app->work, &call->work)) {
-        refuse(call, ERR_BUSY, "too many requests are waiting; try again");
+        refuse(call, ERR_BUSY, "too many bodies wait for a work thread; try again");
     }
 }
 
@@ -388,7 +388,10 @@ void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
     if (app->is_broken) {
         refuse(call, ERR_CLOSED, "the worker serves another checkpoint than this frontend");
     } else if (app->waiting_count > app->options->max_queue) {
-        refuse(call, ERR_BUSY, "too many requests are waiting; try again");
+        char text[96];
+        (void)snprintf(text, sizeof(text), "%u requests are waiting, at most %u may; try again",
+                       app->waiting_count - 1, app->options->max_queue); /* fits */
+        refuse(call, ERR_BUSY, text);
     } else if (http_conn_is_gone(conn)) {
         on_gone(&call->guest);
         stop_early(call);

@@ -154,6 +154,8 @@ enum err_code link_create(const struct link_options *options, struct link **out_
         return nng_failed(result, url, err);
     }
     nng_aio_set_timeout(link->aio, ANSWER_TIMEOUT_MS);
+    char quoted[URL_BYTES + 16];
+    log_info("link", "waiting_for_worker", "at=%s", log_quote(url, quoted, sizeof(quoted)));
     *out_link = link;
     return ERR_OK;
 }

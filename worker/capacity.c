@@ -44,9 +44,11 @@ enum err_code capacity_plan(const struct capacity_wish *wish,
         wish->pages[RUNNER_FAMILY_LOCAL] != 0 && wish->pages[RUNNER_FAMILY_GLOBAL] != 0;
     if (!is_explicit && memory_bytes < extra_bytes + one_bytes) {
         return err_set(err, ERR_CONFIG,
-                       "%llu MB for both page pools, one sequence of %u tokens takes %llu MB",
+                       "%llu MB for both page pools, one sequence of %u tokens takes %llu MB: "
+                       "%slower --max-context-tokens",
                        (unsigned long long)(memory_bytes >> 20), tokens,
-                       (unsigned long long)((extra_bytes + one_bytes + (1U << 20) - 1) >> 20));
+                       (unsigned long long)((extra_bytes + one_bytes + (1U << 20) - 1) >> 20),
+                       wish->memory_bytes != 0 ? "raise --kv-memory-mb or " : "");
     }
     /* In thousandths of a sequence: pages need not stop at a whole one. */
     uint64_t share = is_explicit ? 0 : (memory_bytes - extra_bytes) * 1000 / one_bytes;

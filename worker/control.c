@@ -191,8 +191,7 @@ static enum err_code dispatch(struct control *control, const struct hello_messag
     case HELLO_HELLO: return answer_hello(control, &message->as.hello, err);
     case HELLO_ATTACH: return answer_attach(control, &message->as.attach, err);
     case HELLO_STATS: return answer_stats(control, err);
-    case HELLO_PROFILE:
-        return err_set(err, ERR_UNSUPPORTED, "the cpu backend has no profiler range");
+    case HELLO_PROFILE: return err_set(err, ERR_UNSUPPORTED, "this worker has no profiler range");
     case HELLO_WELCOME:
     case HELLO_ATTACHED:
     case HELLO_STATS_ANSWER:

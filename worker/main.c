@@ -241,11 +241,23 @@ static enum err_code serve(struct worker *worker, struct err *err)
     return code;
 }
 
+/* A wrong file is told before the weights load, which may take minutes. */
+static enum err_code check_replay_file(const char *path, struct err *err)
+{
+    struct record_header header;
+    struct record_reader *reader = NULL;
+    enum err_code code = record_reader_open(path, &header, &reader, err);
+    record_reader_close(reader);
+    return code;
+}
+
 static enum err_code replay(struct worker *worker, struct err *err)
 {
     const struct loader_progress progress = {0};
-    enum err_code code =
-        loader_open(&worker->options, &worker->inject, &progress, &worker->loaded, err);
+    enum err_code code = check_replay_file(worker->options.replay, err);
+    if (code == ERR_OK) {
+        code = loader_open(&worker->options, &worker->inject, &progress, &worker->loaded, err);
+    }
     if (code == ERR_OK) {
         const struct replay_options options = {
             .path = worker->options.replay,

@@ -66,7 +66,8 @@ static void test_too_little_memory_says_what_it_takes(void)
     struct err err;
     wish.memory_bytes = 10ULL << 20;
     test_eq_u64(capacity_plan(&wish, pages, &err), ERR_CONFIG);
-    test_eq_str(err.message, "10 MB for both page pools, one sequence of 8192 tokens takes 66 MB");
+    test_eq_str(err.message, "10 MB for both page pools, one sequence of 8192 tokens takes 66 MB: "
+                             "raise --kv-memory-mb or lower --max-context-tokens");
     test_eq_u64(pages[0], 7);
     wish.memory_bytes = 0;
     wish.available_bytes = 10ULL << 20;
