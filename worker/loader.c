@@ -229,6 +229,8 @@ enum err_code loader_open(const struct options *options, struct inject *inject,
     const struct weights_progress weights_progress = {on_progress, &shown};
     enum err_code code = model_config_load(options->model_dir, &loaded->config, err);
     code = code == ERR_OK ? model_config_check_supported(&loaded->config, err) : code;
+    uint32_t context_tokens = 0; /* only whether it can be: a wrong one is told before loading */
+    code = code == ERR_OK ? choose_context(options, &loaded->config, &context_tokens, err) : code;
     code = code == ERR_OK ? hash_files(options->model_dir, loaded, err) : code;
     if (code != ERR_OK) {
         return code;

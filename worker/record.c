@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "common/file.h"
 #include "common/mem.h"
@@ -13,7 +14,8 @@
 #include "worker/session.h"
 
 enum {
-    LINE_BYTES = 512
+    LINE_BYTES = 512,
+    PATH_BYTES = 4096
 };
 
 struct entry_bytes {
@@ -51,17 +53,41 @@ static void put(struct record_writer *writer, const void *bytes, size_t byte_cou
     }
 }
 
+static enum err_code path_failed(const char *path, int errno_value, struct err *err)
+{
+    enum err_code code = file_open_code(errno_value);
+    if (code == ERR_SYSTEM) {
+        return err_errno(err, errno_value, "record '%s'", path);
+    }
+    return err_set(err, code, "record '%s': %s", path, strerrordesc_np(errno_value));
+}
+
+/* What made the last worker fail is what a restarted one must not overwrite. */
+static enum err_code keep_earlier(const char *path, struct err *err)
+{
+    struct stat info;
+    char old_path[PATH_BYTES];
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) {
+        return ERR_OK; /* a path that cannot be used is the opening's to tell */
+    }
+    if (snprintf(old_path, sizeof(old_path), "%s.old", path) >= (int)sizeof(old_path)) {
+        return err_set(err, ERR_LIMIT, "record '%s' has %zu bytes, at most %d", path, strlen(path),
+                       PATH_BYTES - 5);
+    }
+    return rename(path, old_path) == 0 ? ERR_OK : path_failed(path, errno, err);
+}
+
 enum err_code record_writer_open(const char *path, const struct record_header *header,
                                  uint64_t now_ns, struct record_writer **out_writer,
                                  struct err *err)
 {
+    enum err_code kept = keep_earlier(path, err);
+    if (kept != ERR_OK) {
+        return kept;
+    }
     FILE *file = fopen(path, "wbe");
     if (file == NULL) {
-        enum err_code code = file_open_code(errno);
-        if (code == ERR_SYSTEM) {
-            return err_errno(err, errno, "record '%s'", path);
-        }
-        return err_set(err, code, "record '%s': %s", path, strerrordesc_np(errno));
+        return path_failed(path, errno, err);
     }
     struct record_writer *writer = mem_zalloc(1, sizeof(*writer));
     writer->file = file;

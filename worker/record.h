@@ -42,10 +42,11 @@ struct session_stats;
 /* Steps committed, failed or refused so far. */
 uint64_t record_answers(const struct session_stats *stats);
 
-/* Writer.  One thread; a failed write is remembered and reported by record_writer_close.
- * Errors: ERR_SYSTEM. */
+/* Writer.  One thread; a failed write is remembered and reported by record_writer_close. */
 struct record_writer;
 
+/* A file that is at path already, and not empty, becomes path.old.
+ * Errors: ERR_SYSTEM, ERR_NOT_FOUND, ERR_CONFIG (path at fault), ERR_LIMIT (path too long). */
 ERR_NODISCARD enum err_code record_writer_open(const char *path, const struct record_header *header,
                                                uint64_t now_ns, struct record_writer **out_writer,
                                                struct err *err);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/hello.h"
@@ -96,6 +97,31 @@ static void test_cut_files_are_errors(void)
     (void)remove(path);
 }
 
+static uint64_t bytes_of(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 ? (uint64_t)info.st_size : 0;
+}
+
+static void test_an_earlier_record_is_kept(void)
+{
+    char path[] = "/tmp/bezel-record-XXXXXX";
+    char old_path[sizeof(path) + 4];
+    int fd = mkstemp(path);
+    test_true(fd >= 0 && write(fd, "earlier", 7) == 7);
+    (void)close(fd);
+    (void)snprintf(old_path, sizeof(old_path), "%s.old", path);
+    write_three(path);
+    test_eq_u64(bytes_of(old_path), 7);
+    uint64_t record_bytes = bytes_of(path);
+    test_true(record_bytes > 7);
+    write_three(path);
+    test_eq_u64(bytes_of(old_path), record_bytes);
+    test_eq_u64(bytes_of(path), record_bytes);
+    (void)remove(path);
+    (void)remove(old_path);
+}
+
 static void test_a_full_disk_is_reported_at_the_end(void)
 {
     struct record_header header = {.table_hash = 1};
@@ -109,6 +135,7 @@ static void test_a_full_disk_is_reported_at_the_end(void)
 static const struct test_case cases[] = {
     TEST(test_what_is_written_is_read),
     TEST(test_cut_files_are_errors),
+    TEST(test_an_earlier_record_is_kept),
     TEST(test_a_full_disk_is_reported_at_the_end),
 };
 
