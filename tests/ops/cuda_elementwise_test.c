@@ -1,13 +1,15 @@
 /* What stands around a product made by a library, on cuda: GeGLU and soft-cap at every bf16 value
- * there is, gathered rows, against the cpu backend's own roundings.
+ * there is, gathered rows, against the cpu backend's own roundings; and made-up weights.
  *
- * GeGLU: twin_gelu's interval times the gate's partner; soft-cap: twin_softcapped; copies: equal. */
+ * GeGLU: twin_gelu's interval times the gate's partner; soft-cap: twin_softcapped; copies: equal;
+ * weights: 2^-19 of a value before its one rounding. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/mem.h"
 #include "kernels/dtype.h"
+#include "kernels/philox.h"
 #include "tests/testlib/cuda_twin.h"
 #include "tests/testlib/test.h"
 
@@ -317,6 +319,82 @@ static void test_rows_are_gathered(void)
     cuda_rig_close(&rig);
 }
 
+/* ---- made-up weights ---- */
+
+struct normal {
+    uint64_t seed;
+    float mean;
+    float sigma;
+};
+
+/* Element as the formula has it, in f64; *out_size is what its error goes with. */
+static double normal_at(const struct normal *at, uint64_t index, double *out_size)
+{
+    uint64_t piece = index / 4;
+    uint32_t pair = index % 4 / 2;
+    const uint32_t counter[4] = {(uint32_t)piece, (uint32_t)(piece >> 32), 0, 0};
+    struct k_philox words = k_philox(at->seed, counter);
+    /* u as f32 holds it: next to 1 its last place decides what the logarithm is. */
+    float u = ((float)words.words[2 * pair] + 0.5F) * 0x1p-32F;
+    double angle = ((double)(float)words.words[2 * pair + 1] + 0.5) * 0x1p-32 * 6.283185307;
+    double radius = sqrt(-2.0 * log((double)fminf(u, 1.0F - 0x1p-24F)));
+    *out_size = fabs((double)at->mean) + (double)at->sigma * radius;
+    return (double)at->mean +
+           (double)at->sigma * radius * (index % 2 == 0 ? cos(angle) : sin(angle));
+}
+
+static struct twin_interval normal_permitted(void *context, uint32_t row, uint32_t column)
+{
+    double size = 0.0;
+    double value = normal_at(context, column + (uint64_t)row, &size);
+    return twin_rounded(value, size * 0x1p-19);
+}
+
+static void check_normal(struct cuda_rig *rig, struct normal *at, uint32_t elems)
+{
+    struct err err = {0};
+    char label[LABEL_BYTES];
+    (void)snprintf(label, sizeof(label), "%u normal values", elems);
+    struct twin_buffer out = twin_out(elems * sizeof(uint16_t));
+    uint16_t *want = out.host;
+    for (uint32_t i = 0; i < elems; i++) {
+        double size = 0.0;
+        want[i] = k_bf16_from_f32((float)normal_at(at, i, &size));
+    }
+    const struct k_cuda_normal normal = {
+        .out = out.device, .elems = elems, .seed = at->seed, .mean = at->mean, .sigma = at->sigma};
+    test_ok(k_cuda_fill_normal(rig->stream, &normal, &err), &err);
+    cuda_rig_wait(rig);
+    uint16_t *got = twin_read(&out, out.bytes, label);
+    const struct twin_compare compare = {
+        .label = label,
+        .got = got,
+        .want = want,
+        .rows = 1,
+        .columns = elems,
+        .permitted = normal_permitted,
+        .context = at,
+    };
+    twin_check(&compare, NULL);
+    mem_free(got);
+    twin_free(&out);
+}
+
+/* Ends inside a piece, and more pieces than threads. */
+static void test_made_up_weights(void)
+{
+    static const uint32_t counts[] = {1, 2, 3, 4, 5, 1000, 1500003};
+    struct normal at = {.seed = 0x1234567890abcdefULL, .mean = 1.0F, .sigma = 0.05F};
+    struct cuda_rig rig;
+    open_rig(&rig, true);
+    for (uint32_t i = 0; i < TWIN_COUNT_OF(counts); i++) {
+        check_normal(&rig, &at, counts[i]);
+        at.mean = 0.0F;
+        at.seed++;
+    }
+    cuda_rig_close(&rig);
+}
+
 /* ---- graphs ---- */
 
 struct recording {
@@ -430,10 +508,11 @@ static void test_shapes_are_checked(void)
 }
 
 static const struct test_case cases[] = {
-    TEST(test_geglu_of_every_gate),     TEST(test_geglu_of_every_layout),
-    TEST(test_softcap_of_every_logit),  TEST(test_softcap_of_every_vocabulary),
-    TEST(test_rows_are_gathered),       TEST(test_a_graph_of_elements),
-    TEST(test_planted_errors_are_seen), TEST(test_shapes_are_checked),
+    TEST(test_geglu_of_every_gate),    TEST(test_geglu_of_every_layout),
+    TEST(test_softcap_of_every_logit), TEST(test_softcap_of_every_vocabulary),
+    TEST(test_rows_are_gathered),      TEST(test_made_up_weights),
+    TEST(test_a_graph_of_elements),    TEST(test_planted_errors_are_seen),
+    TEST(test_shapes_are_checked),
 };
 
 int main(int argc, char **argv)

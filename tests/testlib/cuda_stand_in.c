@@ -8,6 +8,7 @@
 #include "common/num.h"
 #include "kernels/cpu/ops_cpu.h"
 #include "kernels/dtype.h"
+#include "kernels/philox.h"
 #include "tests/testlib/cuda_rig.h"
 #include "tests/testlib/test.h"
 
@@ -405,5 +406,24 @@ enum err_code k_cuda_softcap(struct k_stream *stream, uint16_t *logits, uint32_t
         logits[i] = k_bf16_from_f32(k_round_bf16(tanhf(l)) * softcap);
     }
     plant(logits, (uint64_t)rows * vocab_tokens);
+    return ERR_OK;
+}
+
+enum err_code k_cuda_fill_normal(struct CUstream_st *stream, const struct k_cuda_normal *normal,
+                                 struct err *err)
+{
+    (void)stream;
+    (void)err;
+    for (uint64_t i = 0; i < normal->elems; i++) {
+        const uint32_t counter[4] = {(uint32_t)(i / 4), (uint32_t)(i / 4 >> 32), 0, 0};
+        struct k_philox words = k_philox(normal->seed, counter);
+        float u = ((float)words.words[i % 4 / 2 * 2] + 0.5F) * 0x1p-32F;
+        float turn = ((float)words.words[i % 4 / 2 * 2 + 1] + 0.5F) * 0x1p-32F;
+        float radius = sqrtf(-2.0F * logf(u > 1.0F - 0x1p-24F ? 1.0F - 0x1p-24F : u));
+        float angle = 6.283185307F * turn;
+        normal->out[i] = k_bf16_from_f32(
+            normal->mean + normal->sigma * (radius * (i % 2 == 0 ? cosf(angle) : sinf(angle))));
+    }
+    plant(normal->out, normal->elems);
     return ERR_OK;
 }
