@@ -55,6 +55,9 @@ enum err_code sched_read_limits(const struct sched_options *options,
                           ? num_min(options->max_step_tokens, welcome->max_step_tokens)
                           : welcome->max_step_tokens;
     depth = num_min(depth, SCHED_MAX_DEPTH);
+    uint32_t segment = num_max(num_min(depth * budget, welcome->max_step_tokens) / depth, 1);
+    LIMIT_CHECK(welcome->segment_tokens <= segment, "segment_tokens", welcome->segment_tokens,
+                "steps in flight have less room for a prompt; a larger --max-step-tokens is needed")
     uint64_t quarter_ns = welcome->session_timeout_ms * CLOCK_NS_PER_MS / 4;
     *out_limits = (struct sched_limits){
         .geometry = {.page_tokens = page,
@@ -69,7 +72,8 @@ enum err_code sched_read_limits(const struct sched_options *options,
         .budget_tokens = budget,
         .depth = depth,
         .peak_step_tokens = num_min(depth * budget, welcome->max_step_tokens),
-        .segment_tokens = num_max(num_min(depth * budget, welcome->max_step_tokens) / depth, 1),
+        .segment_tokens = segment,
+        .cut_tokens = welcome->segment_tokens,
         .ping_ns = quarter_ns != 0 && quarter_ns < SCHED_PING_NS ? quarter_ns : SCHED_PING_NS,
     };
     out_limits->pool_tokens = longest_fit(out_limits);

@@ -278,7 +278,15 @@ static void keep_for_prompts(struct builder *builder)
         req = req->next;
     }
     builder->kept_rows = req != NULL && limits->max_step_rows > 1 ? 1 : 0;
-    builder->kept_tokens = req != NULL ? limits->budget_tokens / 4 : 0;
+    builder->kept_tokens = req != NULL ? num_max(limits->budget_tokens / 4, limits->cut_tokens) : 0;
+}
+
+/* Of the next tokens of a prompt, those up to the last place where it may be cut. */
+static uint32_t whole_cuts(const struct builder *builder, const struct req *req, uint32_t tokens)
+{
+    uint32_t cut = num_max(builder->sched->limits.cut_tokens, 1);
+    uint32_t start = req->account.launched_tokens;
+    return less((start + tokens) / cut * cut, start);
 }
 
 static void add_prompt_rows(struct builder *builder)
@@ -295,7 +303,7 @@ static void add_prompt_rows(struct builder *builder)
         uint32_t tokens = allowed_tokens(builder, req, rest_tokens);
         if (tokens < rest_tokens) {
             /* all outstanding segments shall find room in the sliding page table */
-            tokens = num_min(tokens, segment_tokens);
+            tokens = whole_cuts(builder, req, num_min(tokens, segment_tokens));
         }
         if (tokens > 0) {
             add_row(builder, req, tokens);

@@ -187,7 +187,9 @@ struct k_sample_args {
     const struct k_sample_row *rows; /* [row_count] */
     const uint32_t *masks;           /* [mask rows, mask_words] bit set: allowed */
     uint32_t mask_words;             /* ceil(vocab / 32) */
-    struct k_pick *picks;            /* by step row, out: TOKEN or BAD */
+    const uint32_t *missing;         /* [mask rows] not 0: the mask did not come, the row becomes
+                                        HELD; null: all came */
+    struct k_pick *picks;            /* by step row, out: TOKEN, BAD or HELD */
     struct k_logprob_row *logprobs;  /* [row_count] target, out */
 };
 
@@ -207,6 +209,12 @@ struct k_advance_args {
     const struct k_row *rows; /* [row_count] */
     uint32_t row_count;
     struct k_pick *picks; /* [row_count] in and out */
+    /* The picks once more where the host reads them, [turns, turn_rows]: in the row of *turn, which
+     * then moves on by one; null turn: in row 0.  Null: nowhere. */
+    struct k_pick *published;
+    uint32_t *turn;
+    uint32_t turns;
+    uint32_t turn_rows;
 };
 
 #endif

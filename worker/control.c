@@ -178,7 +178,17 @@ static enum err_code answer_stats(struct control *control, struct err *err)
                             .messages_malformed = stats.messages_malformed,
                             .messages_stale = stats.messages_stale,
                             .sequences_failed = stats.sequences_failed,
-                            .steps_failed = stats.steps_failed},
+                            .steps_failed = stats.steps_failed,
+                            .busy_ns = stats.busy_ns,
+                            .steady_steps = stats.device.steady_steps,
+                            .steady_turns = stats.device.steady_turns,
+                            .steady_uploads = stats.device.steady_uploads,
+                            .steady_upload_bytes = stats.device.steady_upload_bytes,
+                            .steady_launches = stats.device.steady_launches,
+                            .steady_host_ns = stats.device.steady_host_ns,
+                            .steady_device_ns = stats.device.steady_device_ns,
+                            .gaps = stats.device.gaps,
+                            .longest_gap_ns = stats.device.longest_gap_ns},
     };
     answer(control, &message);
     return ERR_OK;

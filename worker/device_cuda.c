@@ -1,9 +1,12 @@
 #include "worker/device_cuda.h"
 
-#include <cuda_runtime_api.h>
+#include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/prctl.h>
 #include <time.h>
+
+#include <cuda_runtime_api.h>
 
 #include "common/clock.h"
 #include "common/mem.h"
@@ -11,10 +14,18 @@
 
 #define ALIGN_BYTES     256
 #define MAX_PINNED      128
-#define MAX_GRAPHS      256
+#define MAX_GRAPHS      512
 #define NEEDED_MAJOR    9
-#define POLL_NS         (40ULL * 1000)
 #define NS_PER_MS_FLOAT 1e6F
+
+/* Waiting.  The spin covers how much steps of one kind differ in length; what comes later than that
+ * is looked for in turns that grow with how late it is. */
+#define SPIN_BEFORE_NS (60ULL * 1000)
+#define SPIN_AFTER_NS  (60ULL * 1000)
+#define POLL_LEAST_NS  (40ULL * 1000)
+#define POLL_MOST_NS   CLOCK_NS_PER_MS
+#define POLL_SHARE     16
+#define TIMER_SLACK_NS 1000UL
 
 struct device_cuda_graph {
     cudaGraph_t graph;
@@ -23,6 +34,7 @@ struct device_cuda_graph {
 
 struct device_cuda {
     cudaStream_t stream;
+    unsigned long long stream_id;
     cudaEvent_t marks[DEVICE_CUDA_MARKS];
     unsigned char *arena;
     uint64_t arena_bytes;
@@ -35,9 +47,9 @@ struct device_cuda {
     bool is_lost;
     struct err lost_because;
 
-    pthread_mutex_t mutex; /* guards is_woken */
+    pthread_mutex_t mutex; /* for sleeping on wake */
     pthread_cond_t wake;
-    bool is_woken;
+    atomic_bool is_woken;
 };
 
 /* Remembers the first failure. */
@@ -109,6 +121,9 @@ static enum err_code create_stream(struct device_cuda *device, struct err *err)
 {
     enum err_code code = check(
         device, cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "stream", err);
+    code = code == ERR_OK
+               ? check(device, cudaStreamGetId(device->stream, &device->stream_id), "stream", err)
+               : code;
     for (uint32_t i = 0; code == ERR_OK && i < DEVICE_CUDA_MARKS; i++) {
         code = check(device, cudaEventCreate(&device->marks[i]), "event", err);
     }
@@ -145,6 +160,8 @@ enum err_code device_cuda_open(uint32_t ordinal, double utilization,
         return code;
     }
     struct device_cuda *device = mem_zalloc(1, sizeof(*device));
+    /* Sleeps of this thread are tens of microseconds long; the usual slack would double them. */
+    (void)prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
     (void)pthread_mutex_init(&device->mutex, NULL); /* cannot fail with default attributes */
     pthread_condattr_t monotonic;
     (void)pthread_condattr_init(&monotonic);
@@ -192,6 +209,15 @@ void device_cuda_close(struct device_cuda *device)
 struct CUstream_st *device_cuda_stream(struct device_cuda *device)
 {
     return device->stream;
+}
+
+void device_cuda_check_stream(const struct device_cuda *device, struct CUstream_st *stream)
+{
+    unsigned long long id = 0;
+    cudaError_t error = cudaStreamGetId(stream, &id);
+    assert(device->is_lost || (error == cudaSuccess && id == device->stream_id));
+    (void)error;
+    (void)device; /* a build without assertions checks nothing */
 }
 
 uint64_t device_cuda_arena_left_bytes(const struct device_cuda *device)
@@ -295,29 +321,54 @@ uint64_t device_cuda_between_ns(struct device_cuda *device, uint32_t from, uint3
     return (uint64_t)(elapsed_ms * NS_PER_MS_FLOAT);
 }
 
-/* Sleeps between looks: an event cannot be waited for and woken from at once. */
-bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t deadline_ns)
+static void sleep_until(struct device_cuda *device, uint64_t until_ns)
 {
-    bool has_passed = index != DEVICE_CUDA_NEVER && device_cuda_has_passed(device, index);
+    const struct timespec until = {
+        .tv_sec = (time_t)(until_ns / CLOCK_NS_PER_SEC),
+        .tv_nsec = (long)(until_ns % CLOCK_NS_PER_SEC),
+    };
+    int result = 0;
     (void)pthread_mutex_lock(&device->mutex);
-    while (!has_passed && !device->is_woken && clock_now_ns() < deadline_ns) {
-        uint64_t until_ns = clock_now_ns() + POLL_NS;
-        const struct timespec until = {
-            .tv_sec = (time_t)(until_ns / CLOCK_NS_PER_SEC),
-            .tv_nsec = (long)(until_ns % CLOCK_NS_PER_SEC),
-        };
-        (void)pthread_cond_timedwait(&device->wake, &device->mutex, &until); /* the loop looks */
-        has_passed = index != DEVICE_CUDA_NEVER && device_cuda_has_passed(device, index);
+    while (!atomic_load(&device->is_woken) && result == 0) {
+        result = pthread_cond_timedwait(&device->wake, &device->mutex, &until);
     }
-    device->is_woken = false;
     (void)pthread_mutex_unlock(&device->mutex);
+}
+
+static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
+/* An event cannot be waited for and woken from at once: hence looks in turns. */
+bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t expected_ns,
+                      uint64_t deadline_ns)
+{
+    bool has_passed = false;
+    for (;;) {
+        uint64_t now_ns = clock_now_ns();
+        has_passed = index != DEVICE_CUDA_NEVER && device_cuda_has_passed(device, index);
+        if (has_passed || atomic_load(&device->is_woken) || now_ns >= deadline_ns) {
+            break;
+        }
+        if (now_ns + SPIN_BEFORE_NS < expected_ns) {
+            sleep_until(device, earlier(expected_ns - SPIN_BEFORE_NS, deadline_ns));
+        } else if (now_ns < expected_ns + SPIN_AFTER_NS) {
+            __builtin_ia32_pause();
+        } else {
+            uint64_t turn_ns = (now_ns - expected_ns) / POLL_SHARE;
+            turn_ns = turn_ns < POLL_LEAST_NS ? POLL_LEAST_NS : earlier(turn_ns, POLL_MOST_NS);
+            sleep_until(device, earlier(now_ns + turn_ns, deadline_ns));
+        }
+    }
+    atomic_store(&device->is_woken, false);
     return has_passed;
 }
 
 void device_cuda_wake(struct device_cuda *device)
 {
     (void)pthread_mutex_lock(&device->mutex);
-    device->is_woken = true;
+    atomic_store(&device->is_woken, true);
     (void)pthread_cond_signal(&device->wake);
     (void)pthread_mutex_unlock(&device->mutex);
 }

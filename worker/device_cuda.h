@@ -25,6 +25,8 @@ ERR_NODISCARD enum err_code device_cuda_open(uint32_t ordinal, double utilizatio
 void device_cuda_close(struct device_cuda *device); /* null is fine */
 
 struct CUstream_st *device_cuda_stream(struct device_cuda *device);
+/* Asserts that it is this device's stream, by the driver's id of both. */
+void device_cuda_check_stream(const struct device_cuda *device, struct CUstream_st *stream);
 uint64_t device_cuda_arena_left_bytes(const struct device_cuda *device);
 
 /* Zeroed device memory, 256-byte aligned, freed with the device; null when the arena is full.  The
@@ -57,8 +59,10 @@ ERR_NODISCARD enum err_code device_cuda_mark(struct device_cuda *device, uint32_
 bool device_cuda_has_passed(struct device_cuda *device, uint32_t index);
 /* Device time between two passed marks. */
 uint64_t device_cuda_between_ns(struct device_cuda *device, uint32_t from, uint32_t to);
-/* Until the mark is passed, deadline_ns, or a wake; true when passed. */
-bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t deadline_ns);
+/* Until the mark is passed, deadline_ns, or a wake; true when passed.  Sleeps until shortly before
+ * expected_ns, then spins for a bounded time, then looks in ever longer turns. */
+bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t expected_ns,
+                      uint64_t deadline_ns);
 void device_cuda_wake(struct device_cuda *device); /* any thread */
 
 bool device_cuda_is_lost(const struct device_cuda *device);

@@ -24,6 +24,7 @@ enum {
 /* Sleep between looks at a full ring, whose consumer does not call. */
 #define ROOM_FIRST_NS (100ULL * 1000)
 #define ROOM_LAST_NS  (10 * CLOCK_NS_PER_MS)
+#define MASK_LOOK_NS  (200ULL * 1000)
 
 struct live {
     struct session *session; /* null: a free entry */
@@ -55,6 +56,7 @@ struct executor {
     struct mem_arena arena; /* of the message being decoded; executor thread */
     struct live lives[SESSION_MAX_COUNT];
     uint64_t room_wait_ns;
+    uint64_t busy_ns; /* in passes that moved something */
 
     atomic_bool is_stopping;
     atomic_bool is_signalled; /* something to look at since the loop last began */
@@ -136,6 +138,27 @@ static void write_record(struct executor *executor, enum record_kind kind, uint6
     }
 }
 
+/* What the device was given to do, where there is one to be given something. */
+static void log_device(struct executor *executor)
+{
+    struct session_stats stats;
+    session_core_stats(executor->options.core, &stats);
+    const struct runner_counters *device = &stats.device;
+    if (device->steps > 0) {
+        log_info("device", "steps",
+                 "steps=%" PRIu64 " graph_steps=%" PRIu64 " steady_steps=%" PRIu64
+                 " steady_turns=%" PRIu64 " steady_uploads=%" PRIu64 " steady_upload_bytes=%" PRIu64
+                 " steady_launches=%" PRIu64 " steady_host_ns=%" PRIu64 " steady_device_ns=%" PRIu64
+                 " gaps=%" PRIu64 " longest_gap_ns=%" PRIu64 " uploads=%" PRIu64
+                 " upload_bytes=%" PRIu64 " launches=%" PRIu64 " busy_ns=%" PRIu64,
+                 device->steps, device->graph_steps, device->steady_steps, device->steady_turns,
+                 device->steady_uploads, device->steady_upload_bytes, device->steady_launches,
+                 device->steady_host_ns, device->steady_device_ns, device->gaps,
+                 device->longest_gap_ns, device->uploads, device->upload_bytes, device->launches,
+                 executor->busy_ns);
+    }
+}
+
 static void end_session(struct executor *executor, struct live *live, const char *reason)
 {
     session_close(live->session);
@@ -143,6 +166,7 @@ static void end_session(struct executor *executor, struct live *live, const char
     char quoted[QUOTED_BYTES];
     log_info("session", "ended", "epoch=%" PRIu64 " reason=%s", live->attach.epoch,
              log_quote(reason, quoted, sizeof(quoted)));
+    log_device(executor);
     (void)pthread_mutex_lock(&executor->mutex);
     assert(executor->ended_count < ENDED_MAX);
     executor->ended[executor->ended_count++] = live->attach;
@@ -268,6 +292,7 @@ static void answer_request(struct executor *executor, uint64_t now_ns)
     bool is_answered = false;
     if (request->kind == REQUEST_STATS && !request->is_done) {
         session_core_stats(executor->options.core, &request->stats);
+        request->stats.busy_ns = executor->busy_ns;
         request->code = ERR_OK;
         is_answered = true;
     } else if (request->kind == REQUEST_ATTACH && !request->is_done) {
@@ -398,7 +423,8 @@ static uint64_t next_look_ns(struct executor *executor, const struct session_pro
         executor->room_wait_ns = earlier(wait_ns, ROOM_LAST_NS);
         look_ns = earlier(look_ns, now_ns + executor->room_wait_ns);
     }
-    return look_ns;
+    /* Masks are written without a call, while a forward pass of milliseconds runs. */
+    return progress->wants_masks ? earlier(look_ns, now_ns + MASK_LOOK_NS) : look_ns;
 }
 
 static void sleep_idle(struct executor *executor, uint64_t until_ns)
@@ -467,6 +493,7 @@ enum err_code executor_run(struct executor *executor, struct err *err)
             return code;
         }
         if (progress.moved) {
+            executor->busy_ns += clock_now_ns() - now_ns;
             executor->room_wait_ns = 0;
             continue;
         }

@@ -309,21 +309,30 @@ static enum err_code mlp_block(struct forward *forward, const struct k_tokens *t
     return code;
 }
 
-enum err_code forward_run(struct forward *forward, const struct k_tokens *tokens, struct err *err)
+static enum err_code run_layer(struct forward *forward, const struct k_tokens *tokens,
+                               uint32_t index, struct err *err)
 {
     const struct weights *weights = forward->options.weights;
-    uint32_t layer_count = forward->options.config->layer_count;
+    bool is_last = index + 1 == forward->options.config->layer_count;
+    const uint16_t *next_norm = is_last ? weights->norm : weights->layers[index + 1].input_norm;
+    if (forward->options.begin_layer != NULL) {
+        forward->options.begin_layer(index);
+    }
+    enum err_code code = attention_block(forward, tokens, index, err);
+    if (code == ERR_OK) {
+        code = mlp_block(forward, tokens, index, next_norm, err);
+    }
+    if (forward->options.end_layer != NULL) {
+        forward->options.end_layer();
+    }
+    return code == ERR_OK ? code : err_wrap(err, "layer %u", index);
+}
+
+enum err_code forward_run(struct forward *forward, const struct k_tokens *tokens, struct err *err)
+{
     enum err_code code = embed(forward, tokens, err);
-    for (uint32_t i = 0; code == ERR_OK && i < layer_count; i++) {
-        bool is_last = i + 1 == layer_count;
-        const uint16_t *next_norm = is_last ? weights->norm : weights->layers[i + 1].input_norm;
-        code = attention_block(forward, tokens, i, err);
-        if (code == ERR_OK) {
-            code = mlp_block(forward, tokens, i, next_norm, err);
-        }
-        if (code != ERR_OK) {
-            return err_wrap(err, "layer %u", i);
-        }
+    for (uint32_t i = 0; code == ERR_OK && i < forward->options.config->layer_count; i++) {
+        code = run_layer(forward, tokens, i, err);
     }
     return code;
 }

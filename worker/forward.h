@@ -22,6 +22,9 @@ struct forward_options {
     struct stage_allocator allocator;  /* owns all memory of the forward */
     const struct stage_tables *tables; /* page tables */
     struct runner_limits limits;
+    /* Called around what each layer enqueues, for profilers; both may be null. */
+    void (*begin_layer)(uint32_t layer);
+    void (*end_layer)(void);
 };
 
 struct forward {

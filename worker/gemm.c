@@ -1,5 +1,7 @@
 #include "worker/gemm.h"
 
+#include <assert.h>
+
 #include <cublas_v2.h>
 
 #include "common/mem.h"
@@ -13,6 +15,7 @@ struct gemm {
     cublasHandle_t handle; /* owned */
     uint16_t *gate_up;     /* [max_tokens, 2 * intermediate] bf16 */
     uint16_t *gathered;    /* [max_rows, hidden] bf16 */
+    uint64_t launches;
 };
 
 static uint64_t gate_up_bytes(uint32_t max_tokens, uint32_t max_intermediate_elems)
@@ -51,6 +54,7 @@ static enum err_code multiply(struct gemm *gemm, const struct product *product, 
 {
     const float one = 1.0F;
     const float zero = 0.0F;
+    gemm->launches++;
     return check(cublasGemmEx(gemm->handle, CUBLAS_OP_T, CUBLAS_OP_N, (int)product->out_elems,
                               (int)product->rows, (int)product->in_elems, &one, product->weight,
                               CUDA_R_16BF, (int)product->in_elems, product->x, CUDA_R_16BF,
@@ -186,6 +190,20 @@ void gemm_destroy(struct gemm *gemm)
         (void)cublasDestroy(gemm->handle); /* nothing to be done about a failure */
     }
     mem_free(gemm);
+}
+
+void gemm_check_stream(const struct gemm *gemm, struct CUstream_st *stream)
+{
+    cudaStream_t set = NULL;
+    cublasStatus_t status = cublasGetStream(gemm->handle, &set);
+    assert(status == CUBLAS_STATUS_SUCCESS && set == stream);
+    (void)status;
+    (void)set; /* a build without assertions checks nothing */
+}
+
+uint64_t gemm_launches(const struct gemm *gemm)
+{
+    return gemm->launches;
 }
 
 const struct k_ops *gemm_ops(const struct gemm *gemm)

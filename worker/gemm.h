@@ -29,6 +29,10 @@ ERR_NODISCARD enum err_code gemm_create(const struct gemm_options *options, stru
                                         struct err *err);
 void gemm_destroy(struct gemm *gemm);
 
+/* Asserts that products go to this stream. */
+void gemm_check_stream(const struct gemm *gemm, struct CUstream_st *stream);
+uint64_t gemm_launches(const struct gemm *gemm); /* calls of cuBLAS so far, captured ones too */
+
 /* Borrowed from gemm.  The stream handed to these entries must have the gemm as its owner. */
 const struct k_ops *gemm_ops(const struct gemm *gemm);
 

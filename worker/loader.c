@@ -15,6 +15,7 @@
 
 enum {
     PATH_BYTES = 4200,
+    SEGMENT_TOKENS = 256, /* with --deterministic; a cpu row's bits never depend on its step */
     SPARE_SLOTS = 16, /* beyond max_slots: an ADMIT need not wait for the last steps of a RELEASE */
 };
 
@@ -139,6 +140,8 @@ enum err_code loader_choose_limits(const struct options *options, const struct m
         .window_tokens = config->families[RUNNER_FAMILY_LOCAL].window_tokens,
         .page_tokens = options->page_tokens,
         .pipeline_depth = options->pipeline_depth,
+        .segment_tokens =
+            options->deterministic && options->backend == OPTIONS_BACKEND_CUDA ? SEGMENT_TOKENS : 0,
     };
     const struct capacity_wish wish = {
         .slots = options->max_slots,

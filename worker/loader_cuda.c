@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/num.h"
 #include "kernels/cuda/ops_cuda.h"
 #include "worker/device_cuda.h"
@@ -37,7 +38,7 @@ static enum err_code write_weights(void *owner, uint64_t offset_bytes, const voi
     struct upload *upload = owner;
     uint32_t index = (uint32_t)(upload->count % BOUNCE_COUNT);
     while (upload->count >= BOUNCE_COUNT && !device_cuda_has_passed(upload->device, index)) {
-        (void)device_cuda_wait(upload->device, index, UINT64_MAX);
+        (void)device_cuda_wait(upload->device, index, clock_now_ns(), UINT64_MAX);
     }
     upload->count++;
     memcpy(upload->bounce[index], bytes, byte_count);
@@ -146,6 +147,21 @@ static uint64_t left_for_pools(void *context, const struct runner_limits *limits
     return left_bytes > taken_bytes ? left_bytes - taken_bytes : 0;
 }
 
+/* A piece of a prompt must fit beside every decode row, and one of each step in flight into the
+ * sliding page table. */
+static enum err_code check_pinned(const struct runner_limits *limits, struct err *err)
+{
+    uint32_t pieces = limits->segment_tokens * limits->pipeline_depth;
+    uint32_t least_tokens = num_max(limits->segment_tokens + limits->max_step_rows, pieces);
+    return limits->segment_tokens == 0 || limits->max_step_tokens >= least_tokens
+               ? ERR_OK
+               : err_set(err, ERR_CONFIG,
+                         "--deterministic with %u slots and %u steps in flight needs steps of %u "
+                         "tokens, --max-step-tokens is %u",
+                         limits->max_step_rows, limits->pipeline_depth, least_tokens,
+                         limits->max_step_tokens);
+}
+
 enum err_code loader_open_cuda(const struct options *options, struct inject *inject,
                                const struct weights_progress *progress, struct loaded *loaded,
                                struct err *err)
@@ -169,6 +185,7 @@ enum err_code loader_open_cuda(const struct options *options, struct inject *inj
     code = code == ERR_OK ? loader_choose_limits(options, &loaded->config, &memory,
                                                  &runner_options.limits, err)
                           : code;
+    code = code == ERR_OK ? check_pinned(&runner_options.limits, err) : code;
     code = code == ERR_OK ? runner_cuda_create(&loaded->config, &loaded->weights, &runner_options,
                                                &loaded->runner, err)
                           : code;

@@ -32,6 +32,8 @@ enum {
     NAME_BYTES = 257,
 };
 
+#define NS_PER_US 1e3
+
 /* Built front to back, taken down back to front. */
 struct worker {
     struct options options;
@@ -166,7 +168,8 @@ static void set_ready(struct worker *worker)
                     .max_step_tokens = limits->max_step_tokens,
                     .pipeline_depth = limits->pipeline_depth,
                     .ring_records = options->ring_records,
-                    .session_timeout_ms = options->session_timeout_ms},
+                    .session_timeout_ms = options->session_timeout_ms,
+                    .segment_tokens = limits->segment_tokens},
     };
     control_set_ready(worker->control, &ready);
 }
@@ -251,6 +254,33 @@ static enum err_code check_replay_file(const char *path, struct err *err)
     return code;
 }
 
+static void print_replay(const struct replay_summary *summary)
+{
+    const struct runner_counters *device = &summary->device;
+    (void)printf("replay sessions=%" PRIu64 " messages=%" PRIu64 " malformed=%" PRIu64
+                 " steps=%" PRIu64 " tokens=%" PRIu64 " finished=%" PRIu64 " refused=%" PRIu64
+                 " failed=%" PRIu64 " wall_ms=%" PRIu64 " digest=%016" PRIx64 "\n",
+                 summary->sessions, summary->messages, summary->malformed, summary->steps,
+                 summary->tokens, summary->finished, summary->refused, summary->failed,
+                 (uint64_t)(summary->wall_ns / CLOCK_NS_PER_MS), summary->digest);
+    if (device->steady_steps == 0) {
+        return;
+    }
+    double steady_steps = (double)device->steady_steps;
+    (void)printf("steady decode: %" PRIu64 " of %" PRIu64 " steps, %" PRIu64 " with a page turn;"
+                 " per step %.2f launches, %.3f uploads, %.1f bytes up, %.1f us host,"
+                 " %.1f us device; %.1f us of the executor over all steps; %" PRIu64
+                 " gaps above %llu us, longest %.1f us\n",
+                 device->steady_steps, device->steps, device->steady_turns,
+                 (double)device->steady_launches / steady_steps,
+                 (double)device->steady_uploads / steady_steps,
+                 (double)device->steady_upload_bytes / steady_steps,
+                 (double)device->steady_host_ns / NS_PER_US / steady_steps,
+                 (double)device->steady_device_ns / NS_PER_US / steady_steps,
+                 (double)summary->busy_ns / NS_PER_US / (double)device->steps, device->gaps,
+                 RUNNER_LATE_NS / 1000, (double)device->longest_gap_ns / NS_PER_US);
+}
+
 static enum err_code replay(struct worker *worker, struct err *err)
 {
     const struct loader_progress progress = {0};
@@ -268,13 +298,7 @@ static enum err_code replay(struct worker *worker, struct err *err)
         struct replay_summary summary;
         code = replay_run(&options, &summary, err);
         if (code == ERR_OK) {
-            (void)printf("replay sessions=%" PRIu64 " messages=%" PRIu64 " malformed=%" PRIu64
-                         " steps=%" PRIu64 " tokens=%" PRIu64 " finished=%" PRIu64
-                         " refused=%" PRIu64 " failed=%" PRIu64 " wall_ms=%" PRIu64
-                         " digest=%016" PRIx64 "\n",
-                         summary.sessions, summary.messages, summary.malformed, summary.steps,
-                         summary.tokens, summary.finished, summary.refused, summary.failed,
-                         (uint64_t)(summary.wall_ns / CLOCK_NS_PER_MS), summary.digest);
+            print_replay(&summary);
         }
     }
     if (code != ERR_DEVICE) {

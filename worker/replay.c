@@ -78,8 +78,10 @@ static enum err_code pump(struct replay *replay, struct session_progress *out_pr
                           struct err *err)
 {
     struct runner *runner = replay->options.runner;
-    enum err_code code = session_core_advance(replay->core, clock_now_ns(), out_progress, err);
+    uint64_t now_ns = clock_now_ns();
+    enum err_code code = session_core_advance(replay->core, now_ns, out_progress, err);
     if (code != ERR_OK || out_progress->moved) {
+        replay->summary.busy_ns += clock_now_ns() - now_ns;
         return code;
     }
     if (out_progress->steps_in_flight > 0) {
@@ -230,6 +232,7 @@ enum err_code replay_run(const struct replay_options *options, struct replay_sum
         struct session_stats stats;
         session_core_stats(replay.core, &stats);
         replay.summary.steps = stats.steps;
+        replay.summary.device = stats.device;
     }
     if (code == ERR_OK) {
         *out_summary = replay.summary;

@@ -28,6 +28,8 @@ struct replay_summary {
     uint64_t failed; /* sequences */
     uint64_t finished;
     uint64_t wall_ns;
+    uint64_t busy_ns; /* in passes that moved something */
+    struct runner_counters device;
     uint64_t digest; /* of (seq_id, position, token) of every TOKEN, in any order */
 };
 

@@ -32,6 +32,7 @@ struct runner_limits {
     uint32_t page_tokens;
     uint32_t pages[RUNNER_FAMILY_COUNT]; /* grantable: 0 .. pages-1; the padding page is extra */
     uint32_t pipeline_depth;             /* steps in flight at most */
+    uint32_t segment_tokens; /* not 0: shapes are pinned, prompts are cut at multiples of this */
 };
 
 /* One row of a step, in plan order. */
@@ -42,12 +43,13 @@ struct runner_row {
     bool samples;         /* the logits after the last token are sampled */
     bool prompt_logprobs; /* logprobs of the tokens at start+1 .. start+count within the prompt */
     bool constrained;
+    bool mask_follows;      /* without a mask: by give_masks, where the runner takes them */
     const uint32_t *tokens; /* [count] of a prompt row, borrowed during launch; null for a decode
                                row: its input is the slot's last pick, already on the device */
     const uint32_t *next_tokens; /* [count] prompt tokens at start+1 ..; null unless
                                     prompt_logprobs; 0xffffffff where there is none */
     const uint32_t *mask; /* [mask_words] allowed tokens of a constrained row; null: none.  With
-                             constrained and no mask the row is held */
+                             constrained and no mask, now or later, the row is held */
 };
 
 /* A page granted to a slot: entry `logical_page` of its table becomes `physical_page`. */
@@ -98,6 +100,26 @@ struct runner_result {
     const struct runner_pick *picks; /* [row_count], valid until the next runner_collect */
 };
 
+/* What a device was given to do, since the runner was made.  A steady step is a decode step whose rows
+ * already lay on the device.  All zero where there is no such device. */
+struct runner_counters {
+    uint64_t steps;
+    uint64_t graph_steps;
+    uint64_t steady_steps;
+    uint64_t steady_turns;   /* steady steps in which a row turned a page */
+    uint64_t steady_uploads; /* copies to the device in steady steps */
+    uint64_t steady_upload_bytes;
+    uint64_t steady_launches; /* graphs and kernels */
+    uint64_t steady_host_ns;  /* inside launch, give_masks and collect */
+    uint64_t steady_device_ns;
+    uint64_t gaps; /* steady steps that began more than RUNNER_LATE_NS after the step before them */
+    uint64_t longest_gap_ns;
+    uint64_t uploads;
+    uint64_t upload_bytes;
+    uint64_t launches;
+};
+#define RUNNER_LATE_NS 50000ULL
+
 struct runner; /* each implementation's state begins with `struct runner super` */
 
 struct runner_table {
@@ -111,14 +133,24 @@ struct runner_table {
     void (*slot_stop)(struct runner *runner, uint32_t slot);
     /* Enqueue one step.  ERR_STEP: nothing was enqueued; ERR_DEVICE: lost. */
     enum err_code (*launch)(struct runner *runner, const struct runner_step *step, struct err *err);
+    /* The newest step, launched with rows whose mask follows, stops before its sampler until
+     * give_masks; until then nothing else is launched.  *out_is_due: its forward pass is over, so
+     * masks that are not there now come too late.  Both null: such rows are held. */
+    bool (*awaits_masks)(struct runner *runner, bool *out_is_due);
+    /* masks [row_count of that step], by row; null: none, the row is held (others had theirs, or
+     * need none).  ERR_DEVICE: lost. */
+    enum err_code (*give_masks)(struct runner *runner, const uint32_t *const *masks,
+                                struct err *err);
     /* True when the oldest launched step has completed or failed. */
     bool (*is_done)(struct runner *runner);
-    /* Bounded wait for the same; returns early on a wake. */
+    /* Bounded wait for the same; returns early on a wake, and when masks are due. */
     bool (*wait)(struct runner *runner, uint64_t deadline_ns);
     /* Makes a wait in progress, or the next one, return early.  Any thread. */
     void (*wake)(struct runner *runner);
     /* Result of the oldest launched step, which must be done; removes it. */
     void (*collect)(struct runner *runner, struct runner_result *out_result);
+    void (*counters)(const struct runner *runner, struct runner_counters *out_counters); /* may be
+                                                                                            null */
     void (*destroy)(struct runner *runner);
 };
 

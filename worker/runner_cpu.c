@@ -90,6 +90,8 @@ static enum err_code launch(struct runner *super, const struct runner_step *step
     }
     inject_into(runner, launched);
     launched->failures_seen = runner->failures_collected;
+    launched->has_late_sampler = launched->upload.late_count > 0;
+    launched->awaits_masks = launched->has_late_sampler;
     launched->task.run = runner_cpu_on_step;
     launched->task_number = device_cpu_enqueue(runner->device, &launched->task);
     runner->launched_count++;
@@ -101,10 +103,41 @@ static const struct launched *oldest(const struct runner_cpu *runner)
     return &runner->steps[runner->collected_count % runner->step_cap];
 }
 
+/* The newest step where it stands before its sampler. */
+static struct launched *awaiting(struct runner_cpu *runner)
+{
+    struct launched *newest = &runner->steps[(runner->launched_count - 1) % runner->step_cap];
+    bool is_in_flight = runner->launched_count > runner->collected_count;
+    return is_in_flight && newest->awaits_masks ? newest : NULL;
+}
+
+static bool awaits_masks(struct runner *super, bool *out_is_due)
+{
+    struct runner_cpu *runner = runner_of(super);
+    const struct launched *step = awaiting(runner);
+    *out_is_due = step != NULL && device_cpu_is_done(runner->device, step->task_number);
+    return step != NULL;
+}
+
+static enum err_code give_masks(struct runner *super, const uint32_t *const *masks, struct err *err)
+{
+    struct runner_cpu *runner = runner_of(super);
+    struct launched *step = awaiting(runner);
+    assert(step != NULL);
+    if (device_cpu_is_lost(runner->device)) {
+        return err_set(err, ERR_DEVICE, "the device is lost");
+    }
+    stage_take_masks(&super->limits, masks, step->upload.row_count, &step->upload);
+    step->awaits_masks = false;
+    step->sampler = (struct sampler_task){.task.run = runner_cpu_on_sampler, .step = step};
+    step->task_number = device_cpu_enqueue(runner->device, &step->sampler.task);
+    return ERR_OK;
+}
+
 static bool is_done(struct runner *super)
 {
     const struct runner_cpu *runner = runner_of(super);
-    return runner->collected_count < runner->launched_count &&
+    return runner->collected_count < runner->launched_count && !oldest(runner)->awaits_masks &&
            device_cpu_is_done(runner->device, oldest(runner)->task_number);
 }
 
@@ -112,7 +145,8 @@ static bool wait_done(struct runner *super, uint64_t deadline_ns)
 {
     const struct runner_cpu *runner = runner_of(super);
     return runner->collected_count < runner->launched_count &&
-           device_cpu_wait(runner->device, oldest(runner)->task_number, deadline_ns);
+           device_cpu_wait(runner->device, oldest(runner)->task_number, deadline_ns) &&
+           !oldest(runner)->awaits_masks;
 }
 
 static void wake(struct runner *super)
@@ -160,6 +194,8 @@ const struct runner_table runner_cpu_table = {
     .slot_open = slot_open,
     .slot_stop = slot_stop,
     .launch = launch,
+    .awaits_masks = awaits_masks,
+    .give_masks = give_masks,
     .is_done = is_done,
     .wait = wait_done,
     .wake = wake,

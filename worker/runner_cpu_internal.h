@@ -20,11 +20,22 @@
 
 struct runner_cpu;
 
+struct launched;
+
+/* The sampler of a step whose masks came after its launch. */
+struct sampler_task {
+    struct device_cpu_task task;
+    struct launched *step;
+};
+
 /* One step in flight: what was copied for it, and its results. */
 struct launched {
     struct device_cpu_task task;
+    struct sampler_task sampler;
     struct runner_cpu *runner;
-    uint64_t task_number;
+    uint64_t task_number;   /* of its last task so far */
+    bool has_late_sampler;  /* task leaves the sampler out */
+    bool awaits_masks;      /* executor thread: it was not enqueued yet */
     uint64_t failures_seen; /* collected when it was launched */
     bool injected[INJECT_STAGE_COUNT];
     struct stage_upload upload;
@@ -71,6 +82,7 @@ struct opening {
 
 /* Tasks of the stream thread. */
 void runner_cpu_on_step(struct device_cpu_task *task);
+void runner_cpu_on_sampler(struct device_cpu_task *task);
 void runner_cpu_on_open(struct device_cpu_task *task);
 
 extern const struct runner_table runner_cpu_table;

@@ -47,6 +47,7 @@ static enum err_code sample(struct runner_cpu *runner, struct launched *step, st
             .rows = tables->sample_rows + first,
             .masks = step->upload.masks,
             .mask_words = stage_mask_words(&runner->super.limits),
+            .missing = step->upload.missing,
             .picks = step->picks,
             .logprobs = tables->sample_logprobs + first,
         };
@@ -69,39 +70,37 @@ static enum err_code sample(struct runner_cpu *runner, struct launched *step, st
     return code;
 }
 
-/* Forward pass, sampler, then the slots move on: up to there a failure changes no slot. */
-static enum err_code compute(struct runner_cpu *runner, struct launched *step, struct err *err)
+static enum err_code compute_forward(struct runner_cpu *runner, struct launched *step,
+                                     struct err *err)
 {
     struct k_stream *stream = device_cpu_stream(runner->device);
     struct k_expand_args expand = stage_expand_args(&runner->tables, &step->upload, step->picks);
-    struct k_tokens tokens;
     enum err_code code = k_cpu_ops()->expand(stream, &expand, err);
     if (code == ERR_OK && step->injected[INJECT_FORWARD]) {
         code = err_set(err, ERR_STEP, "injected failure of the forward pass");
     }
-    tokens = stage_tokens(&runner->tables);
+    struct k_tokens tokens = stage_tokens(&runner->tables);
     if (code == ERR_OK && tokens.count > 0) {
         code = forward_run(&runner->forward, &tokens, err);
     }
-    if (code == ERR_OK) {
-        code = report_prompt(runner, step, err);
-    }
-    if (code == ERR_OK && step->injected[INJECT_SAMPLE]) {
-        code = err_set(err, ERR_STEP, "injected failure of the sampler");
-    }
-    if (code == ERR_OK) {
-        code = sample(runner, step, err);
-    }
-    if (code == ERR_OK) {
-        struct k_advance_args advance = {
-            .slots = runner->tables.slots,
-            .rows = step->upload.rows,
-            .row_count = step->upload.row_count,
-            .picks = step->picks,
-        };
-        code = k_cpu_ops()->advance(stream, &advance, err);
-    }
-    return code;
+    return code == ERR_OK ? report_prompt(runner, step, err) : code;
+}
+
+/* The slots move on last: up to there a failure changes none. */
+static enum err_code compute_sampler(struct runner_cpu *runner, struct launched *step,
+                                     struct err *err)
+{
+    const struct k_advance_args advance = {
+        .slots = runner->tables.slots,
+        .rows = step->upload.rows,
+        .row_count = step->upload.row_count,
+        .picks = step->picks,
+    };
+    enum err_code code = step->injected[INJECT_SAMPLE]
+                             ? err_set(err, ERR_STEP, "injected failure of the sampler")
+                             : sample(runner, step, err);
+    return code == ERR_OK ? k_cpu_ops()->advance(device_cpu_stream(runner->device), &advance, err)
+                          : code;
 }
 
 static void apply_patches(struct runner_cpu *runner, struct launched *step)
@@ -116,6 +115,15 @@ static void delay(uint64_t delay_ns)
 {
     struct timespec time = {.tv_nsec = (long)delay_ns};
     (void)nanosleep(&time, NULL); /* a signal may cut it short */
+}
+
+static void settle(struct launched *step, enum err_code code)
+{
+    if (code != ERR_OK) {
+        step->runner->failure_count++;
+        step->status = ERR_STEP;
+        step->error.code = ERR_STEP;
+    }
 }
 
 void runner_cpu_on_step(struct device_cpu_task *task)
@@ -138,12 +146,24 @@ void runner_cpu_on_step(struct device_cpu_task *task)
     } else if (step->failures_seen != runner->failure_count) {
         apply_patches(runner, step);
         step->status = err_set(&step->error, ERR_STEP, "a step launched before it failed");
-    } else if (compute(runner, step, &step->error) != ERR_OK) {
-        runner->failure_count++;
-        step->status = ERR_STEP;
-        step->error.code = ERR_STEP;
+    } else {
+        enum err_code code = compute_forward(runner, step, &step->error);
+        if (code == ERR_OK && !step->has_late_sampler) {
+            code = compute_sampler(runner, step, &step->error);
+        }
+        settle(step, code);
     }
     step->device_ns = clock_now_ns() - begin_ns;
+}
+
+void runner_cpu_on_sampler(struct device_cpu_task *task)
+{
+    struct launched *step = ((struct sampler_task *)task)->step;
+    uint64_t begin_ns = clock_now_ns();
+    if (step->status == ERR_OK) {
+        settle(step, compute_sampler(step->runner, step, &step->error));
+    }
+    step->device_ns += clock_now_ns() - begin_ns;
 }
 
 void runner_cpu_on_open(struct device_cpu_task *task)

@@ -1,10 +1,12 @@
 /* Making a cuda runner: memory carved from the arena and from pinned memory, graphs captured. */
 #include "common/mem.h"
 #include "common/num.h"
+#include "worker/ranges.h"
 #include "worker/runner_cuda_internal.h"
 
 #define MANY_ROWS   8            /* buckets are powers of two up to here, */
 #define BUCKET_STEP 8            /* then multiples of this */
+#define WARM_TOKENS 64           /* the shortest prompt that is tried at start */
 #define CARVE_SLACK (1ULL << 20) /* alignment of every carved array */
 
 static uint32_t largest_intermediate(const struct model_config *config)
@@ -52,9 +54,11 @@ uint64_t runner_cuda_workspace_bytes(const struct model_config *config,
                            stage_table_pages(limits, RUNNER_FAMILY_GLOBAL);
     uint64_t per_slot = sizeof(struct k_sampler) +
                         ((uint64_t)limits->vocab_tokens + table_pages + 8) * sizeof(uint32_t);
-    uint64_t per_row = sizeof(struct k_row) + sizeof(struct k_pick) + sizeof(struct k_logprob) +
-                       sizeof(struct k_sample_row) + sizeof(struct k_logprob_row) +
-                       (uint64_t)(stage_mask_words(limits) + 1) * sizeof(uint32_t);
+    uint64_t per_packed_row =
+        sizeof(struct k_row) + sizeof(struct k_pick) + sizeof(struct k_logprob);
+    uint64_t per_row = sizeof(struct k_sample_row) + sizeof(struct k_logprob_row) +
+                       sizeof(struct stage_span) +
+                       (uint64_t)(stage_mask_words(limits) + 2) * sizeof(uint32_t);
     uint64_t per_token =
         sizeof(struct k_logprob) + sizeof(struct k_logprob_row) + 8 * sizeof(uint32_t);
     uint64_t page_bytes = forward_page_bytes(config, RUNNER_FAMILY_LOCAL, limits->page_tokens) +
@@ -64,7 +68,7 @@ uint64_t runner_cuda_workspace_bytes(const struct model_config *config,
            gemm_workspace_bytes(limits->max_step_tokens, logit_rows(limits), config->hidden_elems,
                                 largest_intermediate(config)) +
            limits->slots * per_slot + limits->max_step_rows * per_row +
-           limits->max_step_tokens * per_token +
+           stage_row_cap(limits) * per_packed_row + limits->max_step_tokens * per_token +
            stage_max_patches(limits) * sizeof(struct k_patch) +
            (uint64_t)logit_rows(limits) * limits->vocab_tokens * sizeof(uint16_t) +
            sizeof(struct k_sampler) + (uint64_t)limits->max_context_tokens * sizeof(uint32_t);
@@ -133,16 +137,18 @@ static enum err_code create_results(struct runner_cuda *runner, struct err *err)
     struct device_cuda *device = runner->device;
     uint64_t logits = (uint64_t)logit_rows(limits) * limits->vocab_tokens;
     runner->logits = device_cuda_alloc(device, logits, sizeof(uint16_t));
-    runner->picks = device_cuda_alloc(device, limits->max_step_rows, sizeof(*runner->picks));
+    runner->picks = device_cuda_alloc(device, runner->row_cap, sizeof(*runner->picks));
+    runner->device_turn = device_cuda_alloc(device, 1, sizeof(*runner->device_turn));
     runner->sample_records =
-        device_cuda_alloc(device, limits->max_step_rows, sizeof(*runner->sample_records));
+        device_cuda_alloc(device, runner->row_cap, sizeof(*runner->sample_records));
     runner->prompt_records =
         device_cuda_alloc(device, limits->max_step_tokens, sizeof(*runner->prompt_records));
     runner->sampler = device_cuda_alloc(device, 1, sizeof(*runner->sampler));
     runner->context = device_cuda_alloc(device, limits->max_context_tokens, sizeof(uint32_t));
     bool is_whole = runner->logits != NULL && runner->picks != NULL &&
-                    runner->sample_records != NULL && runner->prompt_records != NULL &&
-                    runner->sampler != NULL && runner->context != NULL;
+                    runner->device_turn != NULL && runner->sample_records != NULL &&
+                    runner->prompt_records != NULL && runner->sampler != NULL &&
+                    runner->context != NULL;
     return is_whole ? ERR_OK
                     : err_set(err, ERR_MEMORY, "logits and results: %u rows of vocabulary %u",
                               logit_rows(limits), limits->vocab_tokens);
@@ -158,16 +164,18 @@ static enum err_code create_flight(struct runner_cuda *runner, struct flight *fl
     if (code != ERR_OK) {
         return code;
     }
-    flight->picks = device_cuda_alloc_pinned(device, limits->max_step_rows, sizeof(struct k_pick));
+    flight->picks = device_cuda_alloc_pinned(device, runner->row_cap, sizeof(struct k_pick));
     flight->sample_records =
-        device_cuda_alloc_pinned(device, limits->max_step_rows, sizeof(struct k_logprob));
+        device_cuda_alloc_pinned(device, runner->row_cap, sizeof(struct k_logprob));
     flight->prompt_records =
         device_cuda_alloc_pinned(device, limits->max_step_tokens, sizeof(struct k_logprob));
     flight->has_record = mem_zalloc(limits->max_step_rows, sizeof(bool));
-    return flight->picks != NULL && flight->sample_records != NULL && flight->prompt_records != NULL
-               ? ERR_OK
-               : err_set(err, ERR_MEMORY, "pinned memory for the results of %u rows",
-                         limits->max_step_rows);
+    if (flight->picks == NULL || flight->sample_records == NULL || flight->prompt_records == NULL) {
+        return err_set(err, ERR_MEMORY, "pinned memory for the results of %u rows",
+                       runner->row_cap);
+    }
+    flight->device_picks = device_cuda_mapped(device, flight->picks);
+    return device_cuda_status(device, err);
 }
 
 static enum err_code create_host_buffers(struct runner_cuda *runner, struct err *err)
@@ -175,6 +183,12 @@ static enum err_code create_host_buffers(struct runner_cuda *runner, struct err 
     const struct runner_limits *limits = &runner->super.limits;
     enum err_code code = ERR_OK;
     runner->flight_cap = limits->pipeline_depth + 1;
+    runner->turns = device_cuda_alloc_pinned(
+        runner->device, (size_t)runner->flight_cap * runner->row_cap, sizeof(*runner->turns));
+    if (runner->turns == NULL) {
+        return err_set(err, ERR_MEMORY, "pinned memory for the picks of %u rows", runner->row_cap);
+    }
+    runner->device_turns = device_cuda_mapped(runner->device, runner->turns);
     for (uint32_t i = 0; code == ERR_OK && i < runner->flight_cap; i++) {
         code = create_flight(runner, &runner->flights[i], err);
     }
@@ -191,23 +205,47 @@ static enum err_code create_host_buffers(struct runner_cuda *runner, struct err 
     return code;
 }
 
-/* Runs the step once as it is (libraries make their kernels ready), then records it.  The resident
- * rows are all zero: rows of nobody. */
-static enum err_code capture(struct runner_cuda *runner, uint32_t rows, struct err *err)
+/* ---- what is made ready before the first step ---- */
+
+static enum err_code write_nobody(struct runner_cuda *runner, const struct k_row *row,
+                                  uint32_t row_count, struct err *err)
 {
-    const struct step_shape shape = {
-        .rows = rows, .tokens = rows, .sample_rows = rows, .has_records = true};
-    struct bucket *bucket = &runner->buckets[runner->bucket_count];
-    enum err_code code = runner_cuda_enqueue(runner, &shape, err);
-    code = code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
-    code = code == ERR_OK ? device_cuda_capture_begin(runner->device, err) : code;
-    code = code == ERR_OK ? runner_cuda_enqueue(runner, &shape, err) : code;
-    code = code == ERR_OK ? device_cuda_capture_end(runner->device, &bucket->graph, err) : code;
-    if (code == ERR_OK) {
-        bucket->rows = rows;
-        runner->bucket_count++;
+    for (uint32_t i = 0; i < row_count; i++) {
+        runner->resident[i] = *row;
     }
-    return code == ERR_OK ? code : err_wrap(err, "capturing a step of %u rows", rows);
+    return device_cuda_write(runner->device, runner->upload.rows, runner->resident,
+                             row_count * sizeof(*row), err);
+}
+
+/* Records a part of a step over rows of nobody. */
+static enum err_code capture(struct runner_cuda *runner, struct bucket *bucket, enum step_part part,
+                             struct err *err)
+{
+    const struct step_shape shape = {.rows = bucket->rows,
+                                     .tokens = bucket->rows,
+                                     .sample_rows = bucket->rows,
+                                     .has_records = true};
+    enum err_code code = device_cuda_capture_begin(runner->device, err);
+    code = code == ERR_OK ? runner_cuda_enqueue(runner, &shape, part, err) : code;
+    return code == ERR_OK ? device_cuda_capture_end(runner->device, &bucket->graphs[part], err)
+                          : code;
+}
+
+/* Libraries make their kernels ready when they first run: that is now. */
+static enum err_code capture_bucket(struct runner_cuda *runner, struct bucket *bucket,
+                                    struct err *err)
+{
+    const struct step_shape shape = {.rows = bucket->rows,
+                                     .tokens = bucket->rows,
+                                     .sample_rows = bucket->rows,
+                                     .has_records = true,
+                                     .published = runner->flights[0].device_picks};
+    enum err_code code = runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err);
+    code = code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
+    for (uint32_t part = 0; code == ERR_OK && part < STEP_PART_COUNT; part++) {
+        code = capture(runner, bucket, (enum step_part)part, err);
+    }
+    return code == ERR_OK ? code : err_wrap(err, "capturing a step of %u rows", bucket->rows);
 }
 
 /* 1, 2, 4, 8, then multiples of 8, and the most rows. */
@@ -217,24 +255,53 @@ static uint32_t next_bucket(uint32_t rows, uint32_t most)
     return rows == 0 ? 1 : rows < most ? num_min(next, most) : most + 1;
 }
 
-static enum err_code capture_all(struct runner_cuda *runner, struct err *err)
+/* With pinned shapes there is one width. */
+static enum err_code choose_buckets(struct runner_cuda *runner, struct err *err)
 {
-    uint32_t most = runner->super.limits.max_step_rows;
-    for (uint32_t i = 0; i < most; i++) {
-        runner->resident[i] = (struct k_row){
-            .count = 1, .first_id = K_NONE, .mask_row = K_NONE, .flags = K_ROW_SAMPLES};
-    }
-    enum err_code code = device_cuda_write(runner->device, runner->upload.rows, runner->resident,
-                                           most * sizeof(struct k_row), err);
-    for (uint32_t rows = next_bucket(0, most); code == ERR_OK && rows <= most;
-         rows = next_bucket(rows, most)) {
+    const struct runner_limits *limits = &runner->super.limits;
+    uint32_t most = limits->max_step_rows;
+    uint32_t first = limits->segment_tokens != 0 ? most : next_bucket(0, most);
+    for (uint32_t rows = first; rows <= most; rows = next_bucket(rows, most)) {
         if (runner->bucket_count == RUNNER_CUDA_MAX_BUCKETS) {
-            return err_set(err, ERR_LIMIT, "%u rows of a step: at most %u graphs", most,
+            return err_set(err, ERR_LIMIT, "%u rows of a step: at most %u widths", most,
                            RUNNER_CUDA_MAX_BUCKETS);
         }
-        code = capture(runner, rows, err);
+        runner->buckets[runner->bucket_count++].rows = rows;
     }
+    return ERR_OK;
+}
+
+static enum err_code capture_all(struct runner_cuda *runner, struct err *err)
+{
+    const struct k_row nobody = stage_nobody();
+    enum err_code code = write_nobody(runner, &nobody, runner->super.limits.max_step_rows, err);
+    for (uint32_t i = 0; code == ERR_OK && i < runner->bucket_count; i++) {
+        code = capture_bucket(runner, &runner->buckets[i], err);
+    }
+    runner->has_graphs = code == ERR_OK;
     return code;
+}
+
+/* Prompts of growing length by nobody, whose products take kernels of their own: the first real ones
+ * shall not wait for those to be loaded. */
+static enum err_code warm_prompts(struct runner_cuda *runner, struct err *err)
+{
+    const struct runner_limits *limits = &runner->super.limits;
+    uint32_t most = num_min(limits->max_step_tokens, limits->max_context_tokens);
+    enum err_code code = ERR_OK;
+    for (uint32_t tokens = WARM_TOKENS; code == ERR_OK && tokens / 2 < most; tokens *= 2) {
+        struct k_row row = stage_nobody();
+        row.count = num_min(tokens, most);
+        row.first_id = 0;
+        const struct step_shape shape = {.rows = 1,
+                                         .tokens = row.count,
+                                         .sample_rows = 1,
+                                         .has_records = true,
+                                         .published = runner->flights[0].device_picks};
+        code = write_nobody(runner, &row, 1, err);
+        code = code == ERR_OK ? runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err) : code;
+    }
+    return code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
 }
 
 static enum err_code create_parts(struct runner_cuda *runner, const struct model_config *config,
@@ -251,14 +318,18 @@ static enum err_code create_parts(struct runner_cuda *runner, const struct model
         const struct forward_options forward_options = {
             .config = config,
             .weights = weights,
-            .ops = gemm_ops(runner->gemm),
+            .ops = ranges_ops(),
             .stream = runner->stream,
             .allocator = allocator,
             .tables = &runner->tables,
             .limits = runner->super.limits,
+            .begin_layer = ranges_begin_layer,
+            .end_layer = ranges_end,
         };
         code = forward_create(&forward_options, &runner->forward, err);
     }
+    code = code == ERR_OK ? choose_buckets(runner, err) : code;
+    code = code == ERR_OK ? warm_prompts(runner, err) : code;
     code = code == ERR_OK && options->uses_graphs ? capture_all(runner, err) : code;
     return code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
 }
@@ -278,7 +349,8 @@ enum err_code runner_cuda_create(const struct model_config *config, const struct
     runner->inject = options->inject;
     runner->generations = mem_zalloc(limits->slots, sizeof(uint32_t));
     runner->wants_logprobs = mem_zalloc(limits->slots, sizeof(bool));
-    runner->resident = mem_zalloc(limits->max_step_rows, sizeof(*runner->resident));
+    runner->row_cap = stage_row_cap(limits);
+    runner->resident = mem_zalloc(runner->row_cap, sizeof(*runner->resident));
     runner->host_picks = mem_zalloc(limits->max_step_rows, sizeof(*runner->host_picks));
     code = create_parts(runner, config, weights, options, err);
     if (code != ERR_OK) {

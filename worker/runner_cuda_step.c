@@ -2,16 +2,27 @@
 #include <string.h>
 
 #include "common/num.h"
+#include "worker/ranges.h"
 #include "worker/runner_cuda_internal.h"
 
-static enum err_code expand(struct runner_cuda *runner, uint32_t row_count, uint32_t patch_count,
+static enum err_code apply_patches(struct runner_cuda *runner, struct err *err)
+{
+    struct stage_upload patches = runner->upload;
+    patches.row_count = 0;
+    const struct k_expand_args args = stage_expand_args(&runner->tables, &patches, runner->picks);
+    return patches.patch_count == 0 ? ERR_OK : ranges_ops()->expand(runner->stream, &args, err);
+}
+
+static enum err_code expand(struct runner_cuda *runner, const struct step_shape *shape,
                             struct err *err)
 {
-    struct stage_upload upload = runner->upload;
-    upload.row_count = row_count;
-    upload.patch_count = patch_count;
-    const struct k_expand_args args = stage_expand_args(&runner->tables, &upload, runner->picks);
-    return gemm_ops(runner->gemm)->expand(runner->stream, &args, err);
+    struct stage_upload part = runner->upload;
+    part.rows += shape->first_row;
+    part.row_count = shape->rows;
+    part.patch_count = 0;
+    const struct k_expand_args args =
+        stage_expand_args(&runner->tables, &part, runner->picks + shape->first_row);
+    return ranges_ops()->expand(runner->stream, &args, err);
 }
 
 static enum err_code report_prompt(struct runner_cuda *runner, const struct step_shape *shape,
@@ -31,42 +42,14 @@ static enum err_code report_prompt(struct runner_cuda *runner, const struct step
         };
         code = forward_head(&runner->forward, tables->prompt_tokens + first, count, runner->logits,
                             err);
-        code = code == ERR_OK ? gemm_ops(runner->gemm)->logprobs(runner->stream, &args, err) : code;
+        code = code == ERR_OK ? ranges_ops()->logprobs(runner->stream, &args, err) : code;
     }
     return code;
 }
 
-static enum err_code sample(struct runner_cuda *runner, const struct step_shape *shape,
-                            struct err *err)
-{
-    const struct stage_tables *tables = &runner->tables;
-    const struct k_ops *ops = gemm_ops(runner->gemm);
-    const struct k_sample_args args = {
-        .slots = tables->slots,
-        .logits = runner->logits,
-        .row_count = shape->sample_rows,
-        .rows = tables->sample_rows,
-        .masks = runner->upload.masks,
-        .mask_words = stage_mask_words(&runner->super.limits),
-        .picks = runner->picks,
-        .logprobs = tables->sample_logprobs,
-    };
-    const struct k_logprobs_args logprobs = {
-        .logits = runner->logits,
-        .row_count = shape->sample_rows,
-        .vocab_tokens = runner->super.limits.vocab_tokens,
-        .rows = tables->sample_logprobs,
-        .records = runner->sample_records,
-    };
-    enum err_code code = forward_head(&runner->forward, tables->sample_tokens, shape->sample_rows,
-                                      runner->logits, err);
-    code = code == ERR_OK ? ops->sample(runner->stream, &args, err) : code;
-    return code == ERR_OK && shape->has_records ? ops->logprobs(runner->stream, &logprobs, err)
-                                                : code;
-}
-
-enum err_code runner_cuda_enqueue(struct runner_cuda *runner, const struct step_shape *shape,
-                                  struct err *err)
+/* Up to the logits of the rows that sample. */
+static enum err_code enqueue_forward(struct runner_cuda *runner, const struct step_shape *shape,
+                                     struct err *err)
 {
     const struct stage_tables *tables = &runner->tables;
     const struct k_tokens tokens = {
@@ -75,121 +58,205 @@ enum err_code runner_cuda_enqueue(struct runner_cuda *runner, const struct step_
         .positions = tables->positions,
         .slots = tables->token_slots,
     };
-    const struct k_advance_args advance = {
-        .slots = tables->slots,
-        .rows = runner->upload.rows,
-        .row_count = shape->rows,
-        .picks = runner->picks,
-    };
-    enum err_code code = expand(runner, shape->rows, 0, err);
+    enum err_code code = expand(runner, shape, err);
     code = code == ERR_OK ? forward_run(&runner->forward, &tokens, err) : code;
     code = code == ERR_OK ? report_prompt(runner, shape, err) : code;
-    code = code == ERR_OK && shape->sample_rows > 0 ? sample(runner, shape, err) : code;
-    return code == ERR_OK ? gemm_ops(runner->gemm)->advance(runner->stream, &advance, err) : code;
+    return code == ERR_OK && shape->sample_rows > 0
+               ? forward_head(&runner->forward, tables->sample_tokens, shape->sample_rows,
+                              runner->logits, err)
+               : code;
+}
+
+static enum err_code sample(struct runner_cuda *runner, const struct step_shape *shape,
+                            struct err *err)
+{
+    const struct stage_tables *tables = &runner->tables;
+    const struct k_ops *ops = ranges_ops();
+    const struct k_sample_args args = {
+        .slots = tables->slots,
+        .logits = runner->logits,
+        .row_count = shape->sample_rows,
+        .rows = tables->sample_rows,
+        .masks = runner->upload.masks,
+        .mask_words = stage_mask_words(&runner->super.limits),
+        .missing = runner->upload.missing,
+        .picks = runner->picks + shape->first_row,
+        .logprobs = tables->sample_logprobs,
+    };
+    const struct k_logprobs_args logprobs = {
+        .logits = runner->logits,
+        .row_count = shape->sample_rows,
+        .vocab_tokens = runner->super.limits.vocab_tokens,
+        .rows = tables->sample_logprobs,
+        .records = runner->sample_records + shape->first_row,
+    };
+    enum err_code code = ops->sample(runner->stream, &args, err);
+    return code == ERR_OK && shape->has_records ? ops->logprobs(runner->stream, &logprobs, err)
+                                                : code;
+}
+
+static enum err_code enqueue_sampler(struct runner_cuda *runner, const struct step_shape *shape,
+                                     struct err *err)
+{
+    bool has_turns = shape->published == NULL;
+    const struct k_advance_args advance = {
+        .slots = runner->tables.slots,
+        .rows = runner->upload.rows + shape->first_row,
+        .row_count = shape->rows,
+        .picks = runner->picks + shape->first_row,
+        .published = has_turns ? runner->device_turns : shape->published,
+        .turn = has_turns ? runner->device_turn : NULL,
+        .turns = runner->flight_cap,
+        .turn_rows = runner->row_cap,
+    };
+    enum err_code code = shape->sample_rows > 0 ? sample(runner, shape, err) : ERR_OK;
+    return code == ERR_OK ? ranges_ops()->advance(runner->stream, &advance, err) : code;
+}
+
+enum err_code runner_cuda_enqueue(struct runner_cuda *runner, const struct step_shape *shape,
+                                  enum step_part part, struct err *err)
+{
+    enum err_code code = part == STEP_PART_SAMPLER ? ERR_OK : enqueue_forward(runner, shape, err);
+    return code == ERR_OK && part != STEP_PART_FORWARD ? enqueue_sampler(runner, shape, err) : code;
 }
 
 /* ---- uploads ---- */
 
-static enum err_code upload(struct runner_cuda *runner, void *to, const void *from, size_t count,
-                            size_t elem_bytes, struct err *err)
-{
-    return count == 0 ? ERR_OK
-                      : device_cuda_upload(runner->device, to, from, count * elem_bytes, err);
-}
-
-static enum err_code upload_patches(struct runner_cuda *runner, const struct flight *flight,
-                                    struct err *err)
-{
-    const struct stage_upload *from = &flight->upload;
-    if (from->patch_count == 0) {
-        return ERR_OK;
-    }
-    enum err_code code = upload(runner, runner->upload.patches, from->patches, from->patch_count,
-                                sizeof(*from->patches), err);
-    return code == ERR_OK ? expand(runner, 0, from->patch_count, err) : code;
-}
-
 static bool is_resident(const struct runner_cuda *runner, const struct k_row *rows, uint32_t count)
 {
-    return runner->resident_count == count &&
+    return runner->resident_count >= count &&
            memcmp(runner->resident, rows, count * sizeof(*rows)) == 0;
 }
 
-/* The first `count` rows; what lies beyond the flight's own are rows of nobody, always masked. */
-static enum err_code upload_rows(struct runner_cuda *runner, struct flight *flight, uint32_t count,
-                                 struct err *err)
+/* Rows that the device does not have, patches and prompt ids: one copy, or none.  A step that is to
+ * fail brings its patches alone. */
+static enum err_code upload_block(struct runner_cuda *runner, const struct flight *flight,
+                                  uint32_t row_count, struct err *err)
 {
-    struct k_row *rows = flight->upload.rows;
-    for (uint32_t i = flight->upload.row_count; i < count; i++) {
-        rows[i] = (struct k_row){
-            .count = 1, .first_id = K_NONE, .mask_row = K_NONE, .flags = K_ROW_SAMPLES};
+    const struct stage_upload *from = &flight->upload;
+    bool has_rows = !flight->has_failed && !is_resident(runner, from->rows, row_count);
+    size_t begin = has_rows ? 0 : from->tail_offset_bytes;
+    size_t end = from->tail_bytes > 0 ? from->tail_offset_bytes + from->tail_bytes
+                 : has_rows           ? row_count * sizeof(*from->rows)
+                                      : begin;
+    enum err_code code = end == begin
+                             ? ERR_OK
+                             : device_cuda_upload(runner->device, runner->upload.block + begin,
+                                                  from->block + begin, end - begin, err);
+    if (code == ERR_OK && has_rows) {
+        memcpy(runner->resident, from->rows, row_count * sizeof(*from->rows));
+        runner->resident_count = row_count;
     }
-    if (is_resident(runner, rows, count)) {
-        return ERR_OK;
-    }
-    enum err_code code = upload(runner, runner->upload.rows, rows, count, sizeof(*rows), err);
-    if (code == ERR_OK) {
-        memcpy(runner->resident, rows, count * sizeof(*rows));
-        runner->resident_count = count;
-    }
+    stage_upload_mirror(from, &runner->upload);
     return code;
 }
 
-static enum err_code upload_prompts(struct runner_cuda *runner, const struct flight *flight,
-                                    struct err *err)
+static enum err_code upload_masks(struct runner_cuda *runner, const struct flight *flight,
+                                  struct err *err)
 {
     const struct stage_upload *from = &flight->upload;
-    const struct stage_upload *to = &runner->upload;
-    uint32_t words = stage_mask_words(&runner->super.limits);
-    enum err_code code =
-        upload(runner, to->prompt_ids, from->prompt_ids, from->id_count, sizeof(uint32_t), err);
-    if (code == ERR_OK && flight->wants_prompt) {
-        code = upload(runner, to->next_ids, from->next_ids, from->id_count, sizeof(uint32_t), err);
+    if (from->mask_count == 0) {
+        return ERR_OK;
     }
-    return code == ERR_OK ? upload(runner, to->masks, from->masks, (size_t)from->mask_count * words,
-                                   sizeof(uint32_t), err)
-                          : code;
+    size_t words = from->late_count == from->mask_count
+                       ? from->mask_count
+                       : (size_t)(from->masks - from->missing) +
+                             (size_t)from->mask_count * stage_mask_words(&runner->super.limits);
+    return device_cuda_upload(runner->device, runner->upload.missing, from->missing,
+                              words * sizeof(uint32_t), err);
 }
 
 /* ---- one step ---- */
 
-static struct step_shape shape_of(const struct flight *flight)
+static struct step_shape shape_of(const struct flight *flight, uint32_t first_row,
+                                  uint32_t row_count)
 {
-    const struct stage_upload *upload = &flight->upload;
     struct step_shape shape = {
-        .rows = upload->row_count,
-        .tokens = upload->token_count,
+        .first_row = first_row,
+        .rows = row_count,
         .has_records = flight->wants_records,
+        .published = flight->device_picks + first_row,
     };
-    for (uint32_t i = 0; i < upload->row_count; i++) {
-        const struct k_row *row = &upload->rows[i];
+    for (uint32_t i = first_row; i < first_row + row_count; i++) {
+        const struct k_row *row = &flight->upload.rows[i];
+        shape.tokens += row->count;
         shape.sample_rows += (row->flags & K_ROW_SAMPLES) != 0 ? 1 : 0;
         shape.prompt_rows += (row->flags & K_ROW_PROMPT_LOGPROBS) != 0 ? row->count : 0;
     }
     return shape;
 }
 
-/* The smallest bucket that holds a step of decode rows alone; null: the step runs as it is. */
-static const struct bucket *bucket_of(const struct runner_cuda *runner, const struct flight *flight)
+static struct bucket *bucket_of(struct runner_cuda *runner, uint32_t rows)
 {
-    const struct stage_upload *upload = &flight->upload;
-    if (upload->id_count > 0 || upload->mask_count > 0 || upload->row_count == 0) {
-        return NULL;
+    uint32_t index = 0;
+    while (runner->buckets[index].rows < rows) { /* the last one holds the most rows of a step */
+        index++;
     }
-    for (uint32_t i = 0; i < runner->bucket_count; i++) {
-        if (runner->buckets[i].rows >= upload->row_count) {
-            return &runner->buckets[i];
-        }
-    }
-    return NULL;
+    return &runner->buckets[index];
 }
 
-static enum err_code download(struct runner_cuda *runner, struct flight *flight, struct err *err)
+/* Which rows run together.  Decode rows alone run at the width of their bucket, as a graph or not;
+ * what is missing to it are rows of nobody.  Returns how many packed rows there are then. */
+static uint32_t choose_shape(struct runner_cuda *runner, struct flight *flight)
+{
+    struct stage_upload *packed = &flight->upload;
+    bool is_apart = runner->super.limits.segment_tokens != 0;
+    uint32_t decode_rows = is_apart                ? packed->decode_count
+                           : packed->id_count == 0 ? packed->row_count
+                                                   : 0;
+    uint32_t row_count = packed->row_count;
+    flight->bucket = decode_rows > 0 ? bucket_of(runner, decode_rows) : NULL;
+    if (flight->bucket != NULL) {
+        for (; row_count < flight->bucket->rows; row_count++) {
+            packed->rows[row_count] = stage_nobody();
+        }
+        flight->shape = shape_of(flight, 0, flight->bucket->rows);
+    } else {
+        flight->shape = shape_of(flight, 0, is_apart ? 0 : row_count);
+    }
+    return row_count;
+}
+
+static enum err_code run_part(struct runner_cuda *runner, struct flight *flight,
+                              enum step_part part, struct err *err)
+{
+    const struct bucket *bucket = flight->bucket;
+    bool is_as_captured = bucket != NULL && flight->shape.sample_rows == bucket->rows;
+    struct device_cuda_graph *graph = is_as_captured ? bucket->graphs[part] : NULL;
+    if (flight->shape.rows == 0) {
+        return ERR_OK;
+    }
+    if (graph == NULL) {
+        return runner_cuda_enqueue(runner, &flight->shape, part, err);
+    }
+    if (part != STEP_PART_FORWARD) {
+        flight->turn_rows = flight->shape.rows;
+        flight->turn = runner->next_turn;
+        runner->next_turn = (runner->next_turn + 1) % runner->flight_cap;
+    }
+    return device_cuda_graph_launch(runner->device, graph, err);
+}
+
+/* With pinned shapes each piece of a prompt is a forward pass of its own, in order. */
+static enum err_code run_pieces(struct runner_cuda *runner, const struct flight *flight,
+                                struct err *err)
+{
+    const struct runner_limits *limits = &runner->super.limits;
+    enum err_code code = ERR_OK;
+    for (uint32_t i = limits->max_step_rows;
+         code == ERR_OK && limits->segment_tokens != 0 && i < flight->upload.row_count; i++) {
+        const struct step_shape shape = shape_of(flight, i, 1);
+        code = runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err);
+    }
+    return code;
+}
+
+static enum err_code download_records(struct runner_cuda *runner, const struct flight *flight,
+                                      struct err *err)
 {
     const struct stage_upload *upload = &flight->upload;
-    enum err_code code = device_cuda_download(runner->device, flight->picks, runner->picks,
-                                              upload->row_count * sizeof(*flight->picks), err);
-    if (code == ERR_OK && flight->wants_records) {
+    enum err_code code = ERR_OK;
+    if (flight->wants_records) {
         code = device_cuda_download(runner->device, flight->sample_records, runner->sample_records,
                                     upload->row_count * sizeof(*flight->sample_records), err);
     }
@@ -202,17 +269,41 @@ static enum err_code download(struct runner_cuda *runner, struct flight *flight,
 
 enum err_code runner_cuda_run(struct runner_cuda *runner, struct flight *flight, struct err *err)
 {
-    enum err_code code = upload_patches(runner, flight, err);
+    flight->turn_rows = 0;
+    uint32_t row_count = choose_shape(runner, flight);
+    flight->is_steady = flight->bucket != NULL && flight->upload.id_count == 0 &&
+                        is_resident(runner, flight->upload.rows, row_count);
+    enum err_code code = upload_block(runner, flight, row_count, err);
+    code = code == ERR_OK ? apply_patches(runner, err) : code;
     if (code != ERR_OK || flight->has_failed) {
         return code;
     }
-    const struct bucket *bucket = bucket_of(runner, flight);
-    const struct step_shape shape = shape_of(flight);
-    code = upload_rows(runner, flight, bucket != NULL ? bucket->rows : shape.rows, err);
-    code = code == ERR_OK ? upload_prompts(runner, flight, err) : code;
-    if (code == ERR_OK && shape.rows > 0) {
-        code = bucket != NULL ? device_cuda_graph_launch(runner->device, bucket->graph, err)
-                              : runner_cuda_enqueue(runner, &shape, err);
+    if (flight->upload.late_count > 0) {
+        flight->awaits_masks = true;
+        return run_part(runner, flight, STEP_PART_FORWARD, err);
     }
-    return code == ERR_OK && shape.rows > 0 ? download(runner, flight, err) : code;
+    code = upload_masks(runner, flight, err);
+    code = code == ERR_OK ? run_part(runner, flight, STEP_PART_WHOLE, err) : code;
+    code = code == ERR_OK ? run_pieces(runner, flight, err) : code;
+    return code == ERR_OK ? download_records(runner, flight, err) : code;
+}
+
+enum err_code runner_cuda_run_sampler(struct runner_cuda *runner, struct flight *flight,
+                                      struct err *err)
+{
+    flight->awaits_masks = false;
+    enum err_code code = upload_masks(runner, flight, err);
+    code = code == ERR_OK ? run_part(runner, flight, STEP_PART_SAMPLER, err) : code;
+    return code == ERR_OK ? download_records(runner, flight, err) : code;
+}
+
+struct runner_cuda_traffic runner_cuda_traffic(const struct runner_cuda *runner)
+{
+    struct device_cuda_counters device = device_cuda_counters(runner->device);
+    return (struct runner_cuda_traffic){
+        .uploads = device.uploads,
+        .upload_bytes = device.upload_bytes,
+        .launches = device.graph_launches + k_cuda_stream_launches(runner->stream) +
+                    gemm_launches(runner->gemm),
+    };
 }

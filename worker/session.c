@@ -238,6 +238,26 @@ static enum err_code launch_one(struct session_core *core, bool *out_moved, stru
     return ERR_OK;
 }
 
+/* What the newest step waits for before its sampler. */
+static enum err_code give_masks(struct session_core *core, bool *out_moved, struct err *err)
+{
+    const struct step *step = step_awaiting_masks(&core->line);
+    if (step == NULL) {
+        return ERR_OK;
+    }
+    bool is_given = false;
+    struct err why;
+    const struct session *session = step->session;
+    enum err_code code = step_give_masks(&core->line, session->is_open ? &core->sink : NULL,
+                                         session->owner, &is_given, &why);
+    if (code != ERR_OK) {
+        (void)session_lose_device(core, &why); /* says so below */
+        return err_set(err, ERR_DEVICE, "%s", why.message);
+    }
+    *out_moved = *out_moved || is_given;
+    return ERR_OK;
+}
+
 static void fill_progress(const struct session_core *core, bool moved,
                           struct session_progress *out_progress)
 {
@@ -245,6 +265,7 @@ static void fill_progress(const struct session_core *core, bool moved,
         .steps_in_flight = core->line.step_count,
         .moved = moved,
         .wants_room = core->wants_room,
+        .wants_masks = step_awaiting_masks(&core->line) != NULL,
     };
     for (uint32_t i = 0; i < core->session_count; i++) {
         out_progress->queued_steps += core->sessions[i]->inbox.step_count;
@@ -264,6 +285,9 @@ enum err_code session_core_advance(struct session_core *core, uint64_t now_ns,
     while (moved) {
         moved = false;
         enum err_code code = collect_done(core, &moved, err);
+        if (code == ERR_OK) {
+            code = give_masks(core, &moved, err);
+        }
         if (code == ERR_OK) {
             code = apply_messages(core, &moved, err);
         }
@@ -300,6 +324,9 @@ void session_core_stats(const struct session_core *core, struct session_stats *o
     for (uint32_t i = 0; i < core->line.step_count && out_stats->oldest_launch_ns == 0; i++) {
         const struct step *step = step_at(&core->line, i);
         out_stats->oldest_launch_ns = step->is_on_device ? step->launch_ns : 0;
+    }
+    if (core->runner->table->counters != NULL) {
+        core->runner->table->counters(core->runner, &out_stats->device);
     }
 }
 

@@ -36,7 +36,8 @@ struct session_sink {
      * and before it returns. */
     void (*flush)(void *context, void *owner);
     /* Mask for the token that a constrained sequence samples at position; null when it is not
-     * there.  Borrowed until the launch returns.  The pointer itself may be null: never. */
+     * there.  Borrowed until the launch, or give_masks, returns.  Asked again and again while a
+     * step awaits it.  The pointer itself may be null: never. */
     const uint32_t *(*mask)(void *context, void *owner, uint64_t seq_id, uint32_t position);
 };
 
@@ -68,12 +69,15 @@ struct session_stats {
     uint64_t steps_failed;
     uint64_t oldest_launch_ns; /* when the oldest step in flight was launched; 0: none */
     uint64_t longest_step_ns;  /* of all steps so far, from launch or the step before it to done */
+    uint64_t busy_ns;          /* in passes that moved something; set by whose passes they are */
+    struct runner_counters device;
 };
 
 struct session_progress {
     uint32_t steps_in_flight;
     bool moved;            /* something was applied, launched or collected */
     bool wants_room;       /* a session waits for room in its ring: look again soon */
+    bool wants_masks;      /* a step stands before its sampler: look again soon */
     uint32_t queued_steps; /* STEPs waiting, all sessions */
 };
 

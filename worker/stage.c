@@ -25,6 +25,21 @@ uint32_t stage_mask_words(const struct runner_limits *limits)
     return num_ceil_div(limits->vocab_tokens, 32);
 }
 
+uint32_t stage_row_cap(const struct runner_limits *limits)
+{
+    uint32_t pieces =
+        limits->segment_tokens == 0
+            ? 0
+            : limits->max_step_rows + limits->max_step_tokens / limits->segment_tokens;
+    return limits->max_step_rows + pieces;
+}
+
+struct k_row stage_nobody(void)
+{
+    return (struct k_row){
+        .count = 1, .first_id = K_NONE, .mask_row = K_NONE, .flags = K_ROW_SAMPLES};
+}
+
 /* Carves arrays until one fails. */
 struct carver {
     const struct stage_allocator *allocator;
@@ -80,24 +95,58 @@ enum err_code stage_tables_create(const struct runner_limits *limits,
     return ERR_OK;
 }
 
+static size_t tail_offset(const struct runner_limits *limits)
+{
+    return num_align_up(stage_row_cap(limits) * sizeof(struct k_row), sizeof(struct k_patch));
+}
+
+/* Points to the parts of the tail, for so many patches and ids. */
+static void lay_out_tail(struct stage_upload *upload, uint64_t patch_count, uint64_t id_count,
+                         bool has_next_ids)
+{
+    unsigned char *at = upload->block + upload->tail_offset_bytes;
+    upload->patches = (struct k_patch *)(void *)at;
+    at += patch_count * sizeof(struct k_patch);
+    upload->prompt_ids = (uint32_t *)(void *)at;
+    at += id_count * sizeof(uint32_t);
+    upload->next_ids = (uint32_t *)(void *)at;
+    at += has_next_ids ? id_count * sizeof(uint32_t) : 0;
+    upload->tail_bytes = (size_t)(at - (upload->block + upload->tail_offset_bytes));
+}
+
 enum err_code stage_upload_create(const struct runner_limits *limits,
                                   const struct stage_allocator *allocator,
                                   struct stage_upload *out_upload, struct err *err)
 {
     struct carver carver = {.allocator = allocator};
-    uint64_t mask_words = (uint64_t)limits->max_step_rows * stage_mask_words(limits);
-    struct stage_upload upload = {0};
-    upload.rows = carve(&carver, limits->max_step_rows, sizeof(*upload.rows));
-    upload.patches = carve(&carver, stage_max_patches(limits), sizeof(*upload.patches));
-    upload.prompt_ids = carve(&carver, limits->max_step_tokens, sizeof(uint32_t));
-    upload.next_ids = carve(&carver, limits->max_step_tokens, sizeof(uint32_t));
-    upload.masks = carve(&carver, mask_words, sizeof(uint32_t));
+    uint64_t mask_words = (uint64_t)limits->max_step_rows * (stage_mask_words(limits) + 1);
+    struct stage_upload upload = {.tail_offset_bytes = tail_offset(limits)};
+    upload.block =
+        carve(&carver,
+              upload.tail_offset_bytes + stage_max_patches(limits) * sizeof(struct k_patch) +
+                  2 * (uint64_t)limits->max_step_tokens * sizeof(uint32_t),
+              1);
+    upload.missing = carve(&carver, mask_words, sizeof(uint32_t));
+    upload.spans = carve(&carver, limits->max_step_rows, sizeof(*upload.spans));
     if (carver.has_failed) {
         return err_set(err, ERR_MEMORY, "step buffer: %u rows, %u tokens", limits->max_step_rows,
                        limits->max_step_tokens);
     }
+    upload.rows = (struct k_row *)(void *)upload.block;
+    upload.masks = upload.missing + limits->max_step_rows;
+    lay_out_tail(&upload, stage_max_patches(limits), limits->max_step_tokens, true);
     *out_upload = upload;
     return ERR_OK;
+}
+
+void stage_upload_mirror(const struct stage_upload *upload, struct stage_upload *mirror)
+{
+    bool has_next_ids = (unsigned char *)upload->next_ids <
+                        upload->block + upload->tail_offset_bytes + upload->tail_bytes;
+    lay_out_tail(mirror, upload->patch_count, upload->id_count, has_next_ids);
+    mirror->row_count = upload->row_count;
+    mirror->patch_count = upload->patch_count;
+    mirror->id_count = upload->id_count;
 }
 
 static enum err_code check_row(const struct runner_limits *limits, const struct runner_row *row,
@@ -113,6 +162,13 @@ static enum err_code check_row(const struct runner_limits *limits, const struct 
     if ((uint64_t)row->start + row->count > limits->max_context_tokens) {
         return err_set(err, ERR_STEP, "row %u: tokens %u + %u, the context ends at %u", index,
                        row->start, row->count, limits->max_context_tokens);
+    }
+    uint32_t segment_tokens = is_decode ? 0 : limits->segment_tokens;
+    if (segment_tokens != 0 &&
+        (row->start % segment_tokens != 0 ||
+         (!row->samples && (row->start + row->count) % segment_tokens != 0))) {
+        return err_set(err, ERR_STEP, "row %u: tokens %u + %u of a prompt, cut at multiples of %u",
+                       index, row->start, row->count, segment_tokens);
     }
     for (uint32_t i = 0; !is_decode && i < row->count; i++) {
         if (row->tokens[i] >= limits->vocab_tokens) {
@@ -141,21 +197,42 @@ static enum err_code check_patch(const struct runner_limits *limits,
     return ERR_OK;
 }
 
+static void pack_mask(const struct runner_limits *limits, const struct runner_row *row,
+                      struct k_row *out, struct stage_upload *upload)
+{
+    uint32_t words = stage_mask_words(limits);
+    bool is_late = row->mask == NULL && row->mask_follows && limits->segment_tokens == 0;
+    if (row->mask == NULL && !is_late) {
+        out->flags |= K_ROW_HELD;
+        return;
+    }
+    out->mask_row = upload->mask_count++;
+    upload->missing[out->mask_row] = is_late;
+    upload->late_count += is_late;
+    if (!is_late) {
+        memcpy(upload->masks + (uint64_t)out->mask_row * words, row->mask,
+               words * sizeof(uint32_t));
+    }
+}
+
+/* A decode row's start is left out: the device has it, and the packed row shall stay as it is from
+ * step to step. */
 static void pack_row(const struct runner_limits *limits, const struct runner_row *row,
                      uint32_t generation, struct stage_upload *upload)
 {
     struct k_row *out = &upload->rows[upload->row_count++];
+    bool is_decode = row->tokens == NULL;
     *out = (struct k_row){
         .slot = row->slot,
         .generation = generation,
-        .start = row->start,
+        .start = is_decode ? 0 : row->start,
         .count = row->count,
-        .first_id = row->tokens == NULL ? K_NONE : upload->id_count,
+        .first_id = is_decode ? K_NONE : upload->id_count,
         .mask_row = K_NONE,
         .flags = row->samples ? K_ROW_SAMPLES : 0,
     };
     upload->token_count += row->count;
-    if (row->tokens != NULL) {
+    if (!is_decode) {
         size_t byte_count = row->count * sizeof(uint32_t);
         memcpy(upload->prompt_ids + upload->id_count, row->tokens, byte_count);
         if (row->prompt_logprobs) {
@@ -165,19 +242,63 @@ static void pack_row(const struct runner_limits *limits, const struct runner_row
         upload->id_count += row->count;
     }
     if (row->constrained && row->samples) {
-        uint32_t words = stage_mask_words(limits);
-        if (row->mask == NULL) {
-            out->flags |= K_ROW_HELD;
-            return;
-        }
-        out->mask_row = upload->mask_count++;
-        memcpy(upload->masks + (uint64_t)out->mask_row * words, row->mask,
-               words * sizeof(uint32_t));
+        pack_mask(limits, row, out, upload);
     }
 }
 
-enum err_code stage_pack(const struct runner_limits *limits, const struct runner_step *step,
-                         const uint32_t *generations, struct stage_upload *upload, struct err *err)
+/* Pieces of a prompt row that end at multiples of segment_tokens; the last one samples. */
+static void pack_pieces(const struct runner_limits *limits, const struct runner_row *row,
+                        uint32_t generation, struct stage_upload *upload)
+{
+    for (uint32_t done = 0; done < row->count;) {
+        uint32_t start = row->start + done;
+        uint32_t most = limits->segment_tokens - start % limits->segment_tokens;
+        struct runner_row piece = *row;
+        piece.start = start;
+        piece.count = num_min(row->count - done, most);
+        piece.tokens = row->tokens + done;
+        piece.next_tokens = row->prompt_logprobs ? row->next_tokens + done : NULL;
+        done += piece.count;
+        piece.samples = row->samples && done == row->count;
+        pack_row(limits, &piece, generation, upload);
+    }
+}
+
+static void pack_rows(const struct runner_limits *limits, const struct runner_step *step,
+                      const uint32_t *generations, struct stage_upload *upload)
+{
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        upload->spans[i] = (struct stage_span){i, i};
+        pack_row(limits, &step->rows[i], generations[step->rows[i].slot], upload);
+    }
+}
+
+static void pack_rows_apart(const struct runner_limits *limits, const struct runner_step *step,
+                            const uint32_t *generations, struct stage_upload *upload)
+{
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct runner_row *row = &step->rows[i];
+        if (row->tokens == NULL) {
+            upload->spans[i] = (struct stage_span){upload->row_count, upload->row_count};
+            pack_row(limits, row, generations[row->slot], upload);
+        }
+    }
+    upload->decode_count = upload->row_count;
+    while (upload->row_count < limits->max_step_rows) {
+        upload->rows[upload->row_count++] = stage_nobody();
+    }
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct runner_row *row = &step->rows[i];
+        if (row->tokens != NULL) {
+            upload->spans[i].first = upload->row_count;
+            pack_pieces(limits, row, generations[row->slot], upload);
+            upload->spans[i].last = upload->row_count - 1;
+        }
+    }
+}
+
+static enum err_code check_step(const struct runner_limits *limits, const struct runner_step *step,
+                                struct err *err)
 {
     enum err_code code = ERR_OK;
     uint64_t tokens = 0;
@@ -196,16 +317,33 @@ enum err_code stage_pack(const struct runner_limits *limits, const struct runner
     for (uint32_t i = 0; code == ERR_OK && i < step->patch_count; i++) {
         code = check_patch(limits, &step->patches[i], i, err);
     }
+    if (code == ERR_OK && tokens > limits->max_step_tokens) {
+        code = err_set(err, ERR_STEP, "%llu tokens, at most %u", (unsigned long long)tokens,
+                       limits->max_step_tokens);
+    }
+    return code;
+}
+
+enum err_code stage_pack(const struct runner_limits *limits, const struct runner_step *step,
+                         const uint32_t *generations, struct stage_upload *upload, struct err *err)
+{
+    enum err_code code = check_step(limits, step, err);
     if (code != ERR_OK) {
         return code;
     }
-    if (tokens > limits->max_step_tokens) {
-        return err_set(err, ERR_STEP, "%llu tokens, at most %u", (unsigned long long)tokens,
-                       limits->max_step_tokens);
+    uint64_t id_count = 0;
+    bool has_next_ids = false;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct runner_row *row = &step->rows[i];
+        id_count += row->tokens != NULL ? row->count : 0;
+        has_next_ids = has_next_ids || row->prompt_logprobs;
     }
+    lay_out_tail(upload, step->patch_count, id_count, has_next_ids);
     upload->row_count = 0;
+    upload->decode_count = 0;
     upload->id_count = 0;
     upload->mask_count = 0;
+    upload->late_count = 0;
     upload->token_count = 0;
     upload->patch_count = step->patch_count;
     for (uint32_t i = 0; i < step->patch_count; i++) {
@@ -217,10 +355,26 @@ enum err_code stage_pack(const struct runner_limits *limits, const struct runner
             .physical_page = patch->physical_page,
         };
     }
-    for (uint32_t i = 0; i < step->row_count; i++) {
-        pack_row(limits, &step->rows[i], generations[step->rows[i].slot], upload);
+    if (limits->segment_tokens == 0) {
+        pack_rows(limits, step, generations, upload);
+    } else {
+        pack_rows_apart(limits, step, generations, upload);
     }
     return ERR_OK;
+}
+
+void stage_take_masks(const struct runner_limits *limits, const uint32_t *const *masks,
+                      uint32_t row_count, struct stage_upload *upload)
+{
+    uint32_t words = stage_mask_words(limits);
+    for (uint32_t i = 0; i < row_count; i++) {
+        uint32_t mask_row = upload->rows[upload->spans[i].last].mask_row;
+        if (mask_row != K_NONE && upload->missing[mask_row] != 0 && masks[i] != NULL) {
+            memcpy(upload->masks + (uint64_t)mask_row * words, masks[i], words * sizeof(uint32_t));
+            upload->missing[mask_row] = 0;
+            upload->late_count--;
+        }
+    }
 }
 
 struct k_expand_args stage_expand_args(const struct stage_tables *tables,

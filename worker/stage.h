@@ -1,9 +1,14 @@
 /* What a step is on the device: state of the slots, page tables, and the tables of one step.
  *
- * stage_pack turns a step into one packed copy (rows, patches, prompt ids, masks) on the executor
- * thread; on the stream the prologue derives the token tables from it and from the slots
- * (kernels/sampler.h).  In steady decode a step is its rows, plus at most 16 bytes per row and family
- * that turns a page: ids, positions and page lookups come from the slots.
+ * stage_pack turns a step into one packed block (rows, patches, prompt ids) and its masks on the
+ * executor thread; on the stream the prologue derives the token tables from it and from the slots
+ * (kernels/sampler.h).  In steady decode the rows do not change from step to step, and what is new is
+ * at most 16 bytes per row and family that turns a page: ids, positions and page lookups come from
+ * the slots.
+ *
+ * With limits->segment_tokens the decode rows come first, filled up to max_step_rows with rows of
+ * nobody, and behind them the prompt rows in pieces that end at multiples of segment_tokens: the
+ * shapes of a sequence's computation then do not depend on what else is in the step.
  *
  * Page tables are [slots, table_pages]; a logical page lies at its number modulo table_pages.  The
  * sliding family's table is as long as a window and one step's segment can ever span, so releasing
@@ -43,18 +48,32 @@ struct stage_tables {
     struct k_step_counts *counts;
 };
 
-/* One step as copied to the device. */
+/* Where a row of the step lies among the packed rows: last has its outcome. */
+struct stage_span {
+    uint32_t first;
+    uint32_t last;
+};
+
+/* One step as copied to the device: a block [room for stage_row_cap rows | tail], the tail being
+ * patches, prompt ids and next ids without room between, and the masks. */
 struct stage_upload {
-    struct k_row *rows; /* [max_step_rows] */
-    uint32_t row_count;
-    struct k_patch *patches; /* [stage_max_patches] */
+    unsigned char *block;
+    size_t tail_offset_bytes;
+    size_t tail_bytes;
+    struct k_row *rows;      /* [stage_row_cap] */
+    uint32_t row_count;      /* of nobody included */
+    uint32_t decode_count;   /* packed in front; only with segment_tokens */
+    struct k_patch *patches; /* [patch_count] */
     uint32_t patch_count;
-    uint32_t *prompt_ids; /* [max_step_tokens] */
-    uint32_t *next_ids;   /* [max_step_tokens] */
+    uint32_t *prompt_ids; /* [id_count] */
+    uint32_t *next_ids;   /* [id_count] where a row wants prompt logprobs */
     uint32_t id_count;
-    uint32_t *masks; /* [max_step_rows, mask_words] */
+    uint32_t *missing; /* [max_step_rows] of each mask: not 0, it is not there; the masks follow */
+    uint32_t *masks;   /* [max_step_rows, mask_words] */
     uint32_t mask_count;
-    uint32_t token_count; /* of all rows */
+    uint32_t late_count;      /* of the masks, those that are not there yet */
+    uint32_t token_count;     /* of all rows */
+    struct stage_span *spans; /* host only, [max_step_rows] */
 };
 
 /* Entries of a slot's page table: local ceil(window/page) + ceil(max step tokens/page) + 2, global
@@ -66,6 +85,12 @@ uint64_t stage_max_patches(const struct runner_limits *limits);
 
 uint32_t stage_mask_words(const struct runner_limits *limits);
 
+/* Packed rows of one step at most. */
+uint32_t stage_row_cap(const struct runner_limits *limits);
+
+/* A row that is always masked. */
+struct k_row stage_nobody(void);
+
 /* Errors: ERR_MEMORY. */
 ERR_NODISCARD enum err_code stage_tables_create(const struct runner_limits *limits,
                                                 const struct stage_allocator *allocator,
@@ -75,10 +100,18 @@ ERR_NODISCARD enum err_code stage_upload_create(const struct runner_limits *limi
                                                 struct stage_upload *out_upload, struct err *err);
 
 /* Copies a step.  generations [slots]: of the sequence that each slot holds now.  Errors: ERR_STEP
- * (a row or a patch outside the limits: the bookkeeping must not send such). */
+ * (a row or a patch outside the limits: the bookkeeping must not send such; with segment_tokens a
+ * prompt row that begins, or ends before the prompt does, elsewhere than at a multiple of it). */
 ERR_NODISCARD enum err_code stage_pack(const struct runner_limits *limits,
                                        const struct runner_step *step, const uint32_t *generations,
                                        struct stage_upload *upload, struct err *err);
+
+/* Masks that were not there when the step was packed, by row of the step; null: still not. */
+void stage_take_masks(const struct runner_limits *limits, const uint32_t *const *masks,
+                      uint32_t row_count, struct stage_upload *upload);
+
+/* Points the parts of mirror, an upload in device memory, to where those of upload lie in its block. */
+void stage_upload_mirror(const struct stage_upload *upload, struct stage_upload *mirror);
 
 /* Arguments of the step's prologue over these tables; picks [rows] receives the outcomes. */
 struct k_expand_args stage_expand_args(const struct stage_tables *tables,

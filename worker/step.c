@@ -41,6 +41,7 @@ enum err_code step_line_init(struct step_line *line, struct runner *runner, stru
     line->runner_rows = mem_zalloc(limits->max_step_rows, sizeof(*line->runner_rows));
     line->patches = mem_zalloc(line->patch_cap, sizeof(*line->patches));
     line->next_tokens = mem_zalloc(limits->max_step_tokens, sizeof(*line->next_tokens));
+    line->masks = mem_zalloc(limits->max_step_rows, sizeof(const uint32_t *));
     return ERR_OK;
 }
 
@@ -56,12 +57,8 @@ void step_line_fini(struct step_line *line)
     mem_free(line->runner_rows);
     mem_free(line->patches);
     mem_free(line->next_tokens);
+    mem_free(line->masks);
     *line = (struct step_line){0};
-}
-
-bool step_can_launch(const struct step_line *line)
-{
-    return line->step_count < line->runner->limits.pipeline_depth && line->doomed_count == 0;
 }
 
 static struct step *entry_at(struct step_line *line, uint32_t index)
@@ -73,6 +70,18 @@ const struct step *step_at(const struct step_line *line, uint32_t index)
 {
     assert(index < line->step_count);
     return &line->steps[(line->first_index + index) % line->runner->limits.pipeline_depth];
+}
+
+const struct step *step_awaiting_masks(const struct step_line *line)
+{
+    const struct step *newest = line->step_count == 0 ? NULL : step_at(line, line->step_count - 1);
+    return newest != NULL && newest->awaits_masks ? newest : NULL;
+}
+
+bool step_can_launch(const struct step_line *line)
+{
+    return line->step_count < line->runner->limits.pipeline_depth && line->doomed_count == 0 &&
+           step_awaiting_masks(line) == NULL;
 }
 
 /* The next free entry, its row storage kept. */
@@ -171,6 +180,14 @@ static bool must_wait(const struct plan_row *row)
     return seq_device_position(row->seq) < row->seq->prompt_tokens;
 }
 
+static const uint32_t *find_mask(const struct session_sink *sink, void *owner,
+                                 const struct step_row *row)
+{
+    return sink == NULL || sink->mask == NULL
+               ? NULL
+               : sink->mask(sink->context, owner, row->seq->seq_id, row->position);
+}
+
 static void stage_row(struct step_line *line, const struct step_order *order,
                       const struct plan_row *row, struct step *step, struct runner_step *staged,
                       uint32_t *next_count)
@@ -191,11 +208,11 @@ static void stage_row(struct step_line *line, const struct step_order *order,
     uint32_t start = seq_device_position(seq);
     const uint32_t *mask = NULL;
     bool is_masked = seq->is_constrained && row->samples;
-    if (is_masked && order->sink->mask != NULL) {
-        mask =
-            order->sink->mask(order->sink->context, order->owner, seq->seq_id, start + row->count);
+    entry->position = start + row->count;
+    if (is_masked) {
+        mask = find_mask(order->sink, order->owner, entry);
     }
-    entry->is_held = is_masked && mask == NULL;
+    entry->is_held = is_masked && mask == NULL; /* unless the runner waits for it */
     bool has_prompt_logprobs = entry->is_prompt && seq->wants_prompt_logprobs;
     uint32_t *next_tokens = has_prompt_logprobs ? line->next_tokens + *next_count : NULL;
     for (uint32_t i = 0; has_prompt_logprobs && i < row->count; i++) {
@@ -214,6 +231,7 @@ static void stage_row(struct step_line *line, const struct step_order *order,
         .next_tokens = next_tokens,
         .mask = mask,
         .constrained = is_masked,
+        .mask_follows = entry->is_held && line->runner->table->awaits_masks != NULL,
     };
 }
 
@@ -260,6 +278,22 @@ static void note_writes(struct step_line *line, const struct step_row *row, uint
             pool_note_write(&line->pools[f], page, seq->writer);
         }
     }
+}
+
+/* Rows without a mask are not held yet where the runner stops before its sampler. */
+static void note_awaited(const struct step_line *line, struct step *step)
+{
+    const struct runner_table *table = line->runner->table;
+    bool is_due = false;
+    if (table->awaits_masks == NULL || !table->awaits_masks(line->runner, &is_due)) {
+        return;
+    }
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        struct step_row *row = &step->rows[i];
+        row->awaits_mask = row->is_held && row->pick_index != STEP_NOT_ON_DEVICE;
+        row->is_held = row->is_held && !row->awaits_mask;
+    }
+    step->awaits_masks = true;
 }
 
 /* From here on nothing fails: grant the pages and move the launched frontiers. */
@@ -309,6 +343,7 @@ enum err_code step_launch(struct step_line *line, const struct step_order *order
         pool_rollback(&line->pools[RUNNER_FAMILY_GLOBAL]);
         return code;
     }
+    note_awaited(line, step);
     settle_launch(line, order->rows, step);
     step->record_count = order->rows->record_count;
     step->planned_rows = order->rows->row_count;
@@ -318,6 +353,38 @@ enum err_code step_launch(struct step_line *line, const struct step_order *order
     out_pages[RUNNER_FAMILY_LOCAL] = pages[RUNNER_FAMILY_LOCAL];
     out_pages[RUNNER_FAMILY_GLOBAL] = pages[RUNNER_FAMILY_GLOBAL];
     return ERR_OK;
+}
+
+enum err_code step_give_masks(struct step_line *line, const struct session_sink *sink, void *owner,
+                              bool *out_given, struct err *err)
+{
+    struct step *step = entry_at(line, line->step_count - 1);
+    assert(step->awaits_masks);
+    const struct runner_table *table = line->runner->table;
+    bool is_due = false;
+    (void)table->awaits_masks(line->runner, &is_due); /* asked before the masks are looked for */
+    uint32_t missing_count = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct step_row *row = &step->rows[i];
+        if (row->pick_index != STEP_NOT_ON_DEVICE) {
+            line->masks[row->pick_index] = row->awaits_mask ? find_mask(sink, owner, row) : NULL;
+            missing_count += row->awaits_mask && line->masks[row->pick_index] == NULL;
+        }
+    }
+    *out_given = is_due || missing_count == 0;
+    if (!*out_given) {
+        return ERR_OK;
+    }
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        struct step_row *row = &step->rows[i];
+        if (row->awaits_mask && line->masks[row->pick_index] == NULL) {
+            row->is_held = true;
+            row->seq->held_tokens += row->count;
+        }
+        row->awaits_mask = false;
+    }
+    step->awaits_masks = false;
+    return table->give_masks(line->runner, line->masks, err);
 }
 
 void step_refuse(struct step_line *line, struct session *session, uint64_t msg_seq,

@@ -32,7 +32,9 @@ struct step_row {
     uint32_t pick_index;  /* in the runner's result, or STEP_NOT_ON_DEVICE (then it is held) */
     bool is_prompt;
     bool samples;
-    bool is_held; /* known at launch */
+    bool is_held; /* known at launch, or when the masks were due */
+    bool awaits_mask;
+    uint32_t position; /* that it samples, as the device will see it */
 };
 
 struct step {
@@ -44,7 +46,8 @@ struct step {
     uint32_t row_count;
     bool is_refused; /* refusal says why; no rows */
     bool is_on_device;
-    bool is_doomed; /* a step before it failed */
+    bool awaits_masks; /* its sampler is not launched yet: the newest step */
+    bool is_doomed;    /* a step before it failed */
     uint64_t launch_ns;
     struct err refusal;
 };
@@ -63,7 +66,8 @@ struct step_line {
     struct runner_row *runner_rows; /* owned scratch, [max_step_rows] */
     struct runner_patch *patches;   /* owned scratch, [patch_cap] */
     uint32_t patch_cap;
-    uint32_t *next_tokens; /* owned scratch, [max_step_tokens] */
+    uint32_t *next_tokens;  /* owned scratch, [max_step_tokens] */
+    const uint32_t **masks; /* owned scratch, [max_step_rows] */
 };
 
 /* What to launch. */
@@ -91,13 +95,21 @@ ERR_NODISCARD enum err_code step_line_init(struct step_line *line, struct runner
                                            struct inject *inject, struct err *err);
 void step_line_fini(struct step_line *line);
 
-/* False while the pipeline is full or failed steps are still in flight. */
+/* False while the pipeline is full, failed steps are still in flight, or a step awaits masks. */
 bool step_can_launch(const struct step_line *line);
 
 /* Launch.  out_pages: pages that the session's sequences were granted.  Errors: ERR_PAGES, ERR_STEP
  * and others: nothing moved; ERR_DEVICE: lost. */
 ERR_NODISCARD enum err_code step_launch(struct step_line *line, const struct step_order *order,
                                         uint32_t out_pages[RUNNER_FAMILY_COUNT], struct err *err);
+
+/* The newest step where it awaits masks, null otherwise. */
+const struct step *step_awaiting_masks(const struct step_line *line);
+
+/* Gives that step its masks once all are there or they are due; *out_given says whether.  sink null:
+ * there are none.  Errors: ERR_DEVICE. */
+ERR_NODISCARD enum err_code step_give_masks(struct step_line *line, const struct session_sink *sink,
+                                            void *owner, bool *out_given, struct err *err);
 
 /* Put a refusal in line; step_can_launch said yes. */
 void step_refuse(struct step_line *line, struct session *session, uint64_t msg_seq,

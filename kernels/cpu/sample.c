@@ -191,6 +191,11 @@ static void sample_item(void *context, uint32_t item, uint32_t thread)
     row.values = (float *)(void *)(row.candidates + vocab_tokens);
     struct k_pick *pick = &args->picks[row.at->row];
     args->logprobs[item].target = K_NONE;
+    if (row.at->mask_row != K_NONE && args->missing != NULL &&
+        args->missing[row.at->mask_row] != 0) {
+        *pick = (struct k_pick){.outcome = K_OUTCOME_HELD};
+        return;
+    }
     *pick = (struct k_pick){.outcome = K_OUTCOME_BAD};
     if (!take_logits(&row, args->logits + (uint64_t)item * vocab_tokens)) {
         return;

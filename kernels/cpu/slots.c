@@ -142,6 +142,19 @@ static void advance_row(const struct k_slots *slots, const struct k_row *row, st
     slots->stopped[row->slot] = pick->outcome != K_OUTCOME_NONE && pick->outcome != K_OUTCOME_TOKEN;
 }
 
+static void publish(const struct k_advance_args *args)
+{
+    if (args->published == NULL) {
+        return;
+    }
+    uint32_t turn = args->turn == NULL ? 0 : *args->turn;
+    memcpy(args->published + (uint64_t)turn * args->turn_rows, args->picks,
+           args->row_count * sizeof(*args->picks));
+    if (args->turn != NULL) {
+        *args->turn = (turn + 1) % args->turns;
+    }
+}
+
 enum err_code k_cpu_advance(struct k_stream *stream, const struct k_advance_args *args,
                             struct err *err)
 {
@@ -153,5 +166,6 @@ enum err_code k_cpu_advance(struct k_stream *stream, const struct k_advance_args
             advance_row(&args->slots, &args->rows[r], pick);
         }
     }
+    publish(args);
     return ERR_OK;
 }

@@ -47,6 +47,8 @@ ERR_NODISCARD enum err_code k_cuda_stream_create(const struct k_cuda_options *op
                                                  struct k_stream **out_stream, struct err *err);
 void k_cuda_stream_destroy(struct k_stream *stream);
 void *k_cuda_stream_owner(const struct k_stream *stream);
+struct CUstream_st *k_cuda_stream_handle(const struct k_stream *stream); /* as in the options */
+uint64_t k_cuda_stream_launches(const struct k_stream *stream); /* of kernels, captured ones too */
 
 /* All entries.  linear, gate_up and head take any row count but are meant for at most
  * K_CUDA_SMALL_ROWS; the worker sends larger products to cuBLAS. */

@@ -386,6 +386,16 @@ static __global__ void __launch_bounds__(PICK_THREADS)
     if (at.row == K_NONE) {
         return;
     }
+    if (at.mask_row != K_NONE && args.missing != nullptr &&
+        __ldcg(args.missing + at.mask_row) != 0) {
+        if (threadIdx.x == 0) {
+            k_pick held = {};
+            held.outcome = K_OUTCOME_HELD;
+            args.picks[at.row] = held;
+            args.logprobs[blockIdx.x].target = K_NONE;
+        }
+        return;
+    }
     const k_sampler &sampler = args.slots.samplers[at.slot];
     const chunk_best *bests = scratch.best + blockIdx.x * scratch.chunks;
     float value = -INFINITY;

@@ -212,33 +212,45 @@ static __device__ bool is_stop_id(const k_sampler &sampler, uint32_t token)
     return false;
 }
 
+static __device__ k_pick advance_row(const k_slots &slots, const k_row &row, k_pick pick)
+{
+    const k_sampler &sampler = slots.samplers[row.slot];
+    uint32_t start = row.first_id == K_NONE ? slots.length[row.slot] : row.start;
+    uint32_t length = start + row.count;
+    if (pick.outcome == K_OUTCOME_TOKEN) {
+        pick.outcome = length + 1 >= sampler.max_total ? K_OUTCOME_LENGTH : K_OUTCOME_TOKEN;
+        pick.outcome = is_stop_id(sampler, pick.token) ? K_OUTCOME_STOP : pick.outcome;
+        slots.next_token[row.slot] = pick.token;
+        if (sampler.counts_tokens) {
+            slots.counts[(uint64_t)row.slot * slots.vocab_tokens + pick.token] += 1;
+        }
+    }
+    if (pick.outcome != K_OUTCOME_BAD) {
+        slots.length[row.slot] = length;
+    }
+    slots.stopped[row.slot] = pick.outcome != K_OUTCOME_NONE && pick.outcome != K_OUTCOME_TOKEN;
+    return pick;
+}
+
 static __global__ void __launch_bounds__(THREADS) advance_kernel(k_advance_args args)
 {
     k_begin();
     k_wait_for_predecessors();
-    const k_slots &slots = args.slots;
+    uint32_t turn = args.turn == nullptr ? 0 : *args.turn;
     for (uint32_t r = threadIdx.x; r < args.row_count; r += THREADS) {
-        const k_row row = args.rows[r];
         k_pick pick = args.picks[r];
-        if (pick.outcome == K_OUTCOME_MASKED || pick.outcome == K_OUTCOME_HELD) {
-            continue;
+        if (pick.outcome != K_OUTCOME_MASKED && pick.outcome != K_OUTCOME_HELD) {
+            const k_row row = args.rows[r];
+            pick = advance_row(args.slots, row, pick);
+            args.picks[r] = pick;
         }
-        const k_sampler &sampler = slots.samplers[row.slot];
-        uint32_t start = row.first_id == K_NONE ? slots.length[row.slot] : row.start;
-        uint32_t length = start + row.count;
-        if (pick.outcome == K_OUTCOME_TOKEN) {
-            pick.outcome = length + 1 >= sampler.max_total ? K_OUTCOME_LENGTH : K_OUTCOME_TOKEN;
-            pick.outcome = is_stop_id(sampler, pick.token) ? K_OUTCOME_STOP : pick.outcome;
-            slots.next_token[row.slot] = pick.token;
-            if (sampler.counts_tokens) {
-                slots.counts[(uint64_t)row.slot * slots.vocab_tokens + pick.token] += 1;
-            }
+        if (args.published != nullptr) {
+            args.published[(uint64_t)turn * args.turn_rows + r] = pick;
         }
-        if (pick.outcome != K_OUTCOME_BAD) {
-            slots.length[row.slot] = length;
-        }
-        slots.stopped[row.slot] = pick.outcome != K_OUTCOME_NONE && pick.outcome != K_OUTCOME_TOKEN;
-        args.picks[r] = pick;
+    }
+    __syncthreads(); /* every thread has read the turn */
+    if (threadIdx.x == 0 && args.turn != nullptr) {
+        *args.turn = turn + 1 == args.turns ? 0 : turn + 1;
     }
 }
 

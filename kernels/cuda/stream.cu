@@ -60,6 +60,16 @@ extern "C" void *k_cuda_stream_owner(const struct k_stream *stream)
     return stream->owner;
 }
 
+extern "C" struct CUstream_st *k_cuda_stream_handle(const struct k_stream *stream)
+{
+    return stream->stream;
+}
+
+extern "C" uint64_t k_cuda_stream_launches(const struct k_stream *stream)
+{
+    return stream->launches;
+}
+
 extern "C" const struct k_ops *k_cuda_ops(void)
 {
     static const struct k_ops ops = {

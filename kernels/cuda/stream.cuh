@@ -16,6 +16,7 @@ struct k_partial {
 
 struct k_stream {
     cudaStream_t stream;
+    mutable uint64_t launches; /* a count, no part of what an operator sees */
     k_cuda_shape shape;
     unsigned char *scratch; /* of the running operator; each operator leaves its counters zero */
     struct k_partial partial;

@@ -10,9 +10,10 @@
 #include "worker/runner_cuda.h"
 
 /* Several programs share a device: none takes more of it than tiny checkpoints need. */
-#define MEMORY_SHARE 0.04
-#define BOUNCE_BYTES (8U << 20)
-#define MAX_SHAPES   200
+#define MEMORY_SHARE  0.04
+#define BOUNCE_BYTES  (8U << 20)
+#define MAX_SHAPES    200
+#define PINNED_TOKENS 256 /* as the worker's --deterministic */
 
 struct captured {
     uint64_t shape;
@@ -215,13 +216,14 @@ static void open_runner(const struct backend *backend, const struct backend_runn
 {
     struct err err = {0};
     struct device_cuda *device = open_cuda();
-    const struct runner_cuda_options runner_options = {
+    struct runner_cuda_options runner_options = {
         .limits = options->limits,
         .device = device,
         .inject = options->inject,
         .uses_graphs = backend->uses_graphs,
         .uses_dependent_launch = true,
     };
+    runner_options.limits.segment_tokens = options->is_pinned ? PINNED_TOKENS : 0;
     *out_runner = (struct backend_runner){0};
     (void)load_weights(device, options->model_dir, options->config, &out_runner->weights);
     test_ok(runner_cuda_create(options->config, &out_runner->weights, &runner_options,

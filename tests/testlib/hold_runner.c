@@ -24,6 +24,19 @@ static enum err_code launch(struct runner *runner, const struct runner_step *ste
     return inner->table->launch(inner, step, err);
 }
 
+static bool awaits_masks(struct runner *runner, bool *out_is_due)
+{
+    struct runner *inner = hold_of(runner)->inner;
+    return inner->table->awaits_masks(inner, out_is_due);
+}
+
+static enum err_code give_masks(struct runner *runner, const uint32_t *const *masks,
+                                struct err *err)
+{
+    struct runner *inner = hold_of(runner)->inner;
+    return inner->table->give_masks(inner, masks, err);
+}
+
 static bool is_done(struct runner *runner)
 {
     struct runner *inner = hold_of(runner)->inner;
@@ -57,6 +70,8 @@ static const struct runner_table hold_table = {
     .slot_open = slot_open,
     .slot_stop = slot_stop,
     .launch = launch,
+    .awaits_masks = awaits_masks,
+    .give_masks = give_masks,
     .is_done = is_done,
     .wait = wait_done,
     .wake = wake,

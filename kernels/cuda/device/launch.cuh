@@ -48,6 +48,7 @@ static inline cudaError_t k_launch(const k_stream *stream, void (*kernel)(Params
     config.stream = stream->stream;
     config.attrs = &attribute;
     config.numAttrs = stream->uses_dependent_launch ? 1 : 0;
+    stream->launches++;
     return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
