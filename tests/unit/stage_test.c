@@ -172,11 +172,148 @@ static void test_steps_outside_the_limits(void)
     rig_fini(&rig);
 }
 
+static void test_a_step_of_the_same_rows_is_packed_alike(void)
+{
+    struct err err = {0};
+    struct rig rig;
+    struct runner_limits limits = limits_of(64, 128, 64);
+    rig_init(&rig, &limits);
+    struct runner_row rows[] = {{.slot = 2, .start = 62, .count = 1, .samples = true},
+                                {.slot = 0, .start = 5, .count = 1, .samples = true}};
+    const struct runner_patch patch = {.slot = 2, .logical_page = 1, .physical_page = 77};
+    struct runner_step step = {.rows = rows, .row_count = 2};
+    struct k_row first[2];
+    test_ok(stage_pack(&limits, &step, rig.generations, &rig.upload, &err), &err);
+    test_eq_u64(rig.upload.tail_bytes, 0);
+    memcpy(first, rig.upload.rows, sizeof(first));
+    for (uint32_t i = 0; i < 3; i++) {
+        rows[0].start++;
+        rows[1].start++;
+        step.patches = &patch;
+        step.patch_count = i == 1 ? 1 : 0;
+        test_ok(stage_pack(&limits, &step, rig.generations, &rig.upload, &err), &err);
+        test_true(memcmp(first, rig.upload.rows, sizeof(first)) == 0);
+        test_eq_u64(rig.upload.tail_bytes, i == 1 ? sizeof(struct k_patch) : 0);
+    }
+    rig_fini(&rig);
+}
+
+/* What a copy of the used part of the block means to a device that has it elsewhere. */
+static void test_a_mirror_finds_what_was_copied(void)
+{
+    static const uint32_t tokens[] = {7, 8, 9};
+    static const uint32_t next[] = {8, 9, 0xffffffff};
+    struct err err = {0};
+    struct rig rig;
+    struct rig device;
+    struct runner_limits limits = limits_of(64, 128, 64);
+    rig_init(&rig, &limits);
+    rig_init(&device, &limits);
+    const struct runner_row rows[] = {
+        {.slot = 1, .start = 9, .count = 1, .samples = true},
+        {.slot = 0, .count = 3, .tokens = tokens, .prompt_logprobs = true, .next_tokens = next}};
+    const struct runner_patch patches[] = {{.slot = 0, .physical_page = 77},
+                                           {.slot = 0, .family = 1, .physical_page = 78}};
+    for (uint32_t patch_count = 0; patch_count <= 2; patch_count++) {
+        const struct runner_step step = {
+            .rows = rows, .row_count = 2, .patches = patches, .patch_count = patch_count};
+        test_ok(stage_pack(&limits, &step, rig.generations, &rig.upload, &err), &err);
+        memset(device.upload.block, 0xaa, 2 * rig.upload.tail_offset_bytes);
+        memcpy(device.upload.block, rig.upload.block,
+               rig.upload.tail_offset_bytes + rig.upload.tail_bytes);
+        stage_upload_mirror(&rig.upload, &device.upload);
+        test_true(memcmp(device.upload.prompt_ids, tokens, sizeof(tokens)) == 0);
+        test_true(memcmp(device.upload.next_ids, next, sizeof(next)) == 0);
+        test_eq_u64(device.upload.patch_count, patch_count);
+        for (uint32_t i = 0; i < patch_count; i++) {
+            test_eq_u64(device.upload.patches[i].physical_page, 77 + i);
+        }
+    }
+    rig_fini(&device);
+    rig_fini(&rig);
+}
+
+static void test_pinned_rows_lie_apart(void)
+{
+    uint32_t tokens[40];
+    struct err err = {0};
+    struct rig rig;
+    struct runner_limits limits = limits_of(64, 128, 64);
+    for (uint32_t i = 0; i < 40; i++) {
+        tokens[i] = i;
+    }
+    limits.segment_tokens = 16;
+    test_eq_u64(stage_row_cap(&limits), 8 + 8 + 4);
+    rig_init(&rig, &limits);
+    struct runner_row rows[] = {
+        {.slot = 1, .start = 16, .count = 37, .tokens = tokens, .samples = true},
+        {.slot = 0, .start = 9, .count = 1, .samples = true},
+        {.slot = 2, .start = 0, .count = 16, .tokens = tokens}};
+    struct runner_step step = {.rows = rows, .row_count = 3};
+    test_ok(stage_pack(&limits, &step, rig.generations, &rig.upload, &err), &err);
+    const struct k_row *packed = rig.upload.rows;
+    test_eq_u64(rig.upload.row_count, 8 + 3 + 1);
+    test_eq_u64(rig.upload.decode_count, 1);
+    test_eq_u64(packed[0].generation, 11);
+    for (uint32_t i = 1; i < 8; i++) {
+        test_eq_u64(packed[i].generation, 0);
+    }
+    static const uint32_t counts[] = {16, 16, 5};
+    for (uint32_t i = 0; i < 3; i++) {
+        test_eq_u64(packed[8 + i].generation, 12);
+        test_eq_u64(packed[8 + i].start, 16 + 16 * i);
+        test_eq_u64(packed[8 + i].count, counts[i]);
+        test_eq_u64(rig.upload.prompt_ids[packed[8 + i].first_id], 16 * i);
+        test_eq_u64(packed[8 + i].flags, i == 2 ? K_ROW_SAMPLES : 0);
+    }
+    static const struct stage_span spans[] = {{8, 10}, {0, 0}, {11, 11}};
+    test_true(memcmp(rig.upload.spans, spans, sizeof(spans)) == 0);
+    rows[2].count = 15; /* ends neither the prompt nor a piece */
+    test_eq_u64(stage_pack(&limits, &step, rig.generations, &rig.upload, &err), ERR_STEP);
+    test_eq_str(err.message, "row 2: tokens 0 + 15 of a prompt, cut at multiples of 16");
+    rows[2].start = 1;
+    test_eq_u64(stage_pack(&limits, &step, rig.generations, &rig.upload, &err), ERR_STEP);
+    rig_fini(&rig);
+}
+
+static void test_masks_that_come_late(void)
+{
+    static const uint32_t mask[2][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+    struct err err = {0};
+    struct rig rig;
+    struct runner_limits limits = limits_of(64, 128, 64);
+    rig_init(&rig, &limits);
+    const struct runner_row rows[] = {
+        {.slot = 0, .count = 1, .samples = true},
+        {.slot = 1, .count = 1, .samples = true, .constrained = true, .mask_follows = true},
+        {.slot = 2, .count = 1, .samples = true, .constrained = true, .mask = mask[0]},
+        {.slot = 0, .count = 1, .samples = true, .constrained = true, .mask_follows = true}};
+    const struct runner_step step = {.rows = rows, .row_count = 4};
+    test_ok(stage_pack(&limits, &step, rig.generations, &rig.upload, &err), &err);
+    test_eq_u64(rig.upload.mask_count, 3);
+    test_eq_u64(rig.upload.late_count, 2);
+    test_eq_u64(rig.upload.rows[1].flags, K_ROW_SAMPLES); /* not held yet */
+    static const uint32_t before[] = {1, 0, 1};
+    test_true(memcmp(rig.upload.missing, before, sizeof(before)) == 0);
+    const uint32_t *const late[] = {NULL, mask[1], NULL, NULL};
+    stage_take_masks(&limits, late, 4, &rig.upload);
+    static const uint32_t after[] = {0, 0, 1};
+    test_true(memcmp(rig.upload.missing, after, sizeof(after)) == 0);
+    test_eq_u64(rig.upload.late_count, 1);
+    test_true(memcmp(rig.upload.masks, mask[1], sizeof(mask[1])) == 0);
+    test_true(memcmp(rig.upload.masks + 4, mask[0], sizeof(mask[0])) == 0);
+    rig_fini(&rig);
+}
+
 static const struct test_case cases[] = {
     TEST(test_table_lengths),
     TEST(test_patches_are_found_around_the_table),
     TEST(test_rows_are_packed_in_order),
     TEST(test_steps_outside_the_limits),
+    TEST(test_a_step_of_the_same_rows_is_packed_alike),
+    TEST(test_a_mirror_finds_what_was_copied),
+    TEST(test_pinned_rows_lie_apart),
+    TEST(test_masks_that_come_late),
 };
 
 int main(int argc, char **argv)
