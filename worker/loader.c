@@ -28,7 +28,17 @@ struct progress {
     bool is_terminal;
     uint64_t start_ns;
     uint64_t shown_ns;
+    uint64_t first_ns; /* of the first call, when first_bytes were there already */
+    uint64_t first_bytes;
 };
+
+/* Bytes per nanosecond are GB per second. */
+static double rate_of(const struct progress *progress, uint64_t done_bytes, uint64_t now_ns)
+{
+    return now_ns == progress->first_ns ? 0.0
+                                        : (double)(done_bytes - progress->first_bytes) /
+                                              (double)(now_ns - progress->first_ns);
+}
 
 static void on_progress(void *owner, uint64_t done_bytes, uint64_t total_bytes)
 {
@@ -36,6 +46,10 @@ static void on_progress(void *owner, uint64_t done_bytes, uint64_t total_bytes)
     uint64_t now_ns = clock_now_ns();
     if (progress->to.on_progress != NULL) {
         progress->to.on_progress(progress->to.owner, done_bytes, total_bytes);
+    }
+    if (progress->first_ns == 0) {
+        progress->first_ns = now_ns;
+        progress->first_bytes = done_bytes;
     }
     bool is_last = done_bytes == total_bytes;
     uint64_t every_ns = progress->is_terminal ? REDRAW_EVERY_NS : LINE_EVERY_NS;
@@ -49,9 +63,10 @@ static void on_progress(void *owner, uint64_t done_bytes, uint64_t total_bytes)
                       (unsigned long long)(total_bytes >> 20), is_last ? "\n" : "");
         return;
     }
-    log_info("weights", "loading", "done_mb=%llu total_mb=%llu elapsed_ms=%llu",
+    log_info("weights", "loading", "done_mb=%llu total_mb=%llu elapsed_ms=%llu gb_per_s=%.2f",
              (unsigned long long)(done_bytes >> 20), (unsigned long long)(total_bytes >> 20),
-             (now_ns - progress->start_ns) / CLOCK_NS_PER_MS);
+             (now_ns - progress->start_ns) / CLOCK_NS_PER_MS,
+             rate_of(progress, done_bytes, now_ns));
 }
 
 static enum err_code hash_files(const char *model_dir, struct loaded *loaded, struct err *err)

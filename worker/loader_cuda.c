@@ -1,7 +1,6 @@
 /* The cuda part of the loader: device memory first, weights through pinned buffers, then the runner
  * with what is left for the page pools. */
 #include <math.h>
-#include <string.h>
 
 #include "common/clock.h"
 #include "common/num.h"
@@ -32,18 +31,23 @@ uint32_t loader_cuda_device_count(void)
     return device_cuda_count();
 }
 
-static enum err_code write_weights(void *owner, uint64_t offset_bytes, const void *bytes,
-                                   size_t byte_count, struct err *err)
+static unsigned char *next_bounce(void *owner)
 {
     struct upload *upload = owner;
     uint32_t index = (uint32_t)(upload->count % BOUNCE_COUNT);
     while (upload->count >= BOUNCE_COUNT && !device_cuda_has_passed(upload->device, index)) {
         (void)device_cuda_wait(upload->device, index, clock_now_ns(), UINT64_MAX);
     }
-    upload->count++;
-    memcpy(upload->bounce[index], bytes, byte_count);
-    enum err_code code = device_cuda_upload(upload->device, upload->base + offset_bytes,
-                                            upload->bounce[index], byte_count, err);
+    return upload->bounce[index];
+}
+
+static enum err_code write_weights(void *owner, uint64_t offset_bytes, const void *bytes,
+                                   size_t byte_count, struct err *err)
+{
+    struct upload *upload = owner;
+    uint32_t index = (uint32_t)(upload->count++ % BOUNCE_COUNT);
+    enum err_code code =
+        device_cuda_upload(upload->device, upload->base + offset_bytes, bytes, byte_count, err);
     return code == ERR_OK ? device_cuda_mark(upload->device, index, err) : code;
 }
 
@@ -52,7 +56,7 @@ static enum err_code load_weights(const struct options *options, struct device_c
                                   struct err *err)
 {
     struct upload upload = {.device = device};
-    struct weights_store store = {.write = write_weights, .owner = &upload};
+    struct weights_store store = {.write = write_weights, .buffer = next_bounce, .owner = &upload};
     struct st_set *set = NULL;
     enum err_code code = st_open_folder(options->model_dir, &set, err);
     code = code == ERR_OK ? weights_check(&loaded->config, set, &store.cap_bytes, err) : code;

@@ -254,21 +254,13 @@ static enum err_code check_replay_file(const char *path, struct err *err)
     return code;
 }
 
-static void print_replay(const struct replay_summary *summary)
+/* What a device was given to do in steps that bring nothing new. */
+static void print_steady(const struct replay_summary *summary)
 {
     const struct runner_counters *device = &summary->device;
-    (void)printf("replay sessions=%" PRIu64 " messages=%" PRIu64 " malformed=%" PRIu64
-                 " steps=%" PRIu64 " tokens=%" PRIu64 " finished=%" PRIu64 " refused=%" PRIu64
-                 " failed=%" PRIu64 " wall_ms=%" PRIu64 " digest=%016" PRIx64 "\n",
-                 summary->sessions, summary->messages, summary->malformed, summary->steps,
-                 summary->tokens, summary->finished, summary->refused, summary->failed,
-                 (uint64_t)(summary->wall_ns / CLOCK_NS_PER_MS), summary->digest);
-    if (device->steady_steps == 0) {
-        return;
-    }
     double steady_steps = (double)device->steady_steps;
     (void)printf("steady decode: %" PRIu64 " of %" PRIu64 " steps, %" PRIu64 " with a page turn;"
-                 " per step %.2f launches, %.3f uploads, %.1f bytes up, %.1f us host,"
+                 " per step %.3f launches, %.3f uploads, %.1f bytes up, %.1f us host,"
                  " %.1f us device; %.1f us of the executor over all steps; %" PRIu64
                  " gaps above %llu us, longest %.1f us\n",
                  device->steady_steps, device->steps, device->steady_turns,
@@ -279,6 +271,19 @@ static void print_replay(const struct replay_summary *summary)
                  (double)device->steady_device_ns / NS_PER_US / steady_steps,
                  (double)summary->busy_ns / NS_PER_US / (double)device->steps, device->gaps,
                  RUNNER_LATE_NS / 1000, (double)device->longest_gap_ns / NS_PER_US);
+}
+
+static void print_replay(const struct replay_summary *summary)
+{
+    if (summary->device.steady_steps > 0) {
+        print_steady(summary);
+    }
+    (void)printf("replay sessions=%" PRIu64 " messages=%" PRIu64 " malformed=%" PRIu64
+                 " steps=%" PRIu64 " tokens=%" PRIu64 " finished=%" PRIu64 " refused=%" PRIu64
+                 " failed=%" PRIu64 " wall_ms=%" PRIu64 " digest=%016" PRIx64 "\n",
+                 summary->sessions, summary->messages, summary->malformed, summary->steps,
+                 summary->tokens, summary->finished, summary->refused, summary->failed,
+                 (uint64_t)(summary->wall_ns / CLOCK_NS_PER_MS), summary->digest);
 }
 
 static enum err_code replay(struct worker *worker, struct err *err)

@@ -330,7 +330,9 @@ static enum err_code load_part(const struct plan *plan, const struct part *part,
                                struct err *err)
 {
     uint64_t offset_bytes = part->entry->offset_bytes + part->start_bytes;
-    unsigned char *at = store->write == NULL ? store->base + offset_bytes : bounce;
+    unsigned char *at = store->write == NULL    ? store->base + offset_bytes
+                        : store->buffer != NULL ? store->buffer(store->owner)
+                                                : bounce;
     enum err_code code =
         st_read(plan->set, part->entry->tensor, part->start_bytes, at, part->byte_count, err);
     if (code == ERR_OK && store->write != NULL) {
@@ -344,7 +346,8 @@ static enum err_code load_entries(const struct plan *plan, const struct weights_
 {
     enum err_code code = ERR_OK;
     uint64_t loaded_bytes = 0;
-    unsigned char *bounce = store->write == NULL ? NULL : mem_zalloc(WEIGHTS_PROGRESS_BYTES, 1);
+    bool has_own = store->write != NULL && store->buffer == NULL;
+    unsigned char *bounce = has_own ? mem_zalloc(WEIGHTS_PROGRESS_BYTES, 1) : NULL;
     for (uint32_t i = 0; code == ERR_OK && i < plan->count; i++) {
         const struct entry *entry = &plan->entries[i];
         uint64_t byte_count = entry->tensor->byte_count;

@@ -43,6 +43,9 @@ struct weights_store {
     uint64_t cap_bytes;
     enum err_code (*write)(void *owner, uint64_t offset_bytes, const void *bytes, size_t byte_count,
                            struct err *err);
+    /* Where write wants its next bytes, WEIGHTS_PROGRESS_BYTES of room: saves a copy.  May be null:
+     * anywhere. */
+    unsigned char *(*buffer)(void *owner);
     void *owner;
 };
 
