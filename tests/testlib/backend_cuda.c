@@ -10,10 +10,9 @@
 #include "worker/runner_cuda.h"
 
 /* Several programs share a device: none takes more of it than tiny checkpoints need. */
-#define MEMORY_SHARE  0.04
-#define BOUNCE_BYTES  (8U << 20)
-#define MAX_SHAPES    200
-#define PINNED_TOKENS 256 /* as the worker's --deterministic */
+#define MEMORY_SHARE 0.04
+#define BOUNCE_BYTES (8U << 20)
+#define MAX_SHAPES   200
 
 struct captured {
     uint64_t shape;
@@ -223,7 +222,7 @@ static void open_runner(const struct backend *backend, const struct backend_runn
         .uses_graphs = backend->uses_graphs,
         .uses_dependent_launch = true,
     };
-    runner_options.limits.segment_tokens = options->is_pinned ? PINNED_TOKENS : 0;
+    runner_options.limits.segment_tokens = options->is_pinned ? BACKEND_PINNED_TOKENS : 0;
     *out_runner = (struct backend_runner){0};
     (void)load_weights(device, options->model_dir, options->config, &out_runner->weights);
     test_ok(runner_cuda_create(options->config, &out_runner->weights, &runner_options,

@@ -35,7 +35,7 @@ def is_ready(url):
 
 
 def gauges(url, name):
-    found = re.findall(rf'^{name}{{pool="(\w+)"}} (\S+)$', get(url, "/metrics"), re.M)
+    found = re.findall(rf'^{name}{{.*pool="(\w+)".*}} (\S+)$', get(url, "/metrics"), re.M)
     return {pool: float(value) for pool, value in found}
 
 
