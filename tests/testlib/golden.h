@@ -53,7 +53,7 @@ struct golden {
     uint32_t greedy_count;
     struct golden_distance runs[GOLDEN_RUN_COUNT];
     struct golden_distance yardstick; /* mean and max each of the better run */
-    double top1_rate; /* how often the better bf16 run's best token is the truth's, case means */
+    double top1_rate; /* how often the worse bf16 run's best token is the truth's, case means */
 };
 
 /* name: "dense-unified", ...  All is owned by the result. */
