@@ -2,6 +2,7 @@
  * end as they should.  Where bits depend on the shapes of a step, shapes are pinned, or answers may
  * part where noise decides. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/mem.h"
@@ -413,6 +414,56 @@ static void test_long_output_in_a_local_pool_of_two_windows(void)
     demo_rig_destroy(rig);
 }
 
+/* While the same rows decode, greedy, drawn, penalised and with logprobs, nothing is copied to the
+ * device but 16 bytes for each page that a row turns, and a step is one launch, two with a turn. */
+static void test_steady_decode_copies_only_page_turns(void)
+{
+    enum {
+        STEPS = 200,
+        PATCH_BYTES = 16,
+    };
+    struct demo_rig *rig = demo_rig_create(NULL);
+    struct runner *runner = rig->driver->runner;
+    struct runner_counters before;
+    struct runner_counters after;
+    struct driver_row rows[SEQUENCES];
+    uint64_t patch_count = 0;
+    if (runner->table->counters == NULL) {
+        demo_rig_destroy(rig);
+        test_skip("this backend counts nothing");
+    }
+    for (uint32_t s = 0; s < SEQUENCES; s++) {
+        struct plan_admit admit = varied_admit(rig, s);
+        admit.max_total = admit.prompt.count + STEPS + 10;
+        driver_open(rig->driver, s, &admit);
+        struct driver_row row = {.slot = s, .count = admit.prompt.count};
+        (void)driver_step(rig->driver, &row, 1);
+        rows[s] = (struct driver_row){.slot = s};
+    }
+    (void)driver_step(rig->driver, rows, SEQUENCES);
+    runner->table->counters(runner, &before);
+    for (uint32_t step = 0; step < STEPS; step++) {
+        (void)driver_step(rig->driver, rows, SEQUENCES);
+        patch_count += rig->driver->patch_count;
+    }
+    runner->table->counters(runner, &after);
+    uint64_t turns = after.steady_turns - before.steady_turns;
+    uint64_t launches = after.steady_launches - before.steady_launches;
+    printf(
+        "counters: %u steps, %llu page turns in %llu of them, %llu bytes uploaded, %llu launches\n",
+        STEPS, (unsigned long long)patch_count, (unsigned long long)turns,
+        (unsigned long long)(after.steady_upload_bytes - before.steady_upload_bytes),
+        (unsigned long long)launches);
+    test_eq_u64(after.steady_steps - before.steady_steps, STEPS);
+    test_true(turns > 0 && turns <= patch_count);
+    test_eq_u64(after.steady_uploads - before.steady_uploads, turns);
+    test_eq_u64(after.steady_upload_bytes - before.steady_upload_bytes, patch_count * PATCH_BYTES);
+    if (rig->options.backend->uses_graphs) {
+        test_eq_u64(launches, STEPS + turns);
+    }
+    demo_rig_destroy(rig);
+}
+
 static const struct test_case cases[] = {
     TEST(test_mixed_steps_give_what_each_gives_alone),
     TEST(test_run_ahead_gives_the_same_tokens),
@@ -423,6 +474,7 @@ static const struct test_case cases[] = {
     TEST(test_readmission_continues_the_same_text),
     TEST(test_penalties_see_prompt_and_output),
     TEST(test_long_output_in_a_local_pool_of_two_windows),
+    TEST(test_steady_decode_copies_only_page_turns),
 };
 
 int main(int argc, char **argv)
