@@ -51,7 +51,7 @@ ERR_NODISCARD enum err_code device_cuda_download(struct device_cuda *device, voi
 ERR_NODISCARD enum err_code device_cuda_drain(struct device_cuda *device, struct err *err);
 
 /* Marks on the stream; index below DEVICE_CUDA_MARKS. */
-#define DEVICE_CUDA_MARKS 32
+#define DEVICE_CUDA_MARKS 64
 #define DEVICE_CUDA_NEVER 0xffffffffU /* a mark that is never passed */
 ERR_NODISCARD enum err_code device_cuda_mark(struct device_cuda *device, uint32_t index,
                                              struct err *err);

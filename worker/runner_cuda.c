@@ -28,9 +28,9 @@ static struct flight *flight_at(struct runner_cuda *runner, uint64_t number)
 static enum err_code take_opening(struct runner_cuda *runner, const struct plan_admit *admit,
                                   struct k_open_args *args, struct err *err)
 {
-    uint64_t index = runner->opening_count % 2;
+    uint64_t index = runner->opening_count % RUNNER_CUDA_OPENINGS;
     struct opening_buffer *buffer = &runner->openings[index];
-    if (runner->opening_count >= 2) {
+    if (runner->opening_count >= RUNNER_CUDA_OPENINGS) {
         while (!device_cuda_has_passed(runner->device, runner_cuda_opening_mark(index))) {
             (void)device_cuda_wait(runner->device, runner_cuda_opening_mark(index), clock_now_ns(),
                                    UINT64_MAX);

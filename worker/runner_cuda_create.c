@@ -178,6 +178,26 @@ static enum err_code create_flight(struct runner_cuda *runner, struct flight *fl
     return device_cuda_status(device, err);
 }
 
+static enum err_code create_openings(struct runner_cuda *runner, struct err *err)
+{
+    uint32_t context_tokens = runner->super.limits.max_context_tokens;
+    struct k_sampler *samplers =
+        device_cuda_alloc_pinned(runner->device, RUNNER_CUDA_OPENINGS, sizeof(*samplers));
+    uint32_t *contexts = device_cuda_alloc_pinned(
+        runner->device, (size_t)RUNNER_CUDA_OPENINGS * context_tokens, sizeof(*contexts));
+    if (samplers == NULL || contexts == NULL) {
+        return err_set(err, ERR_MEMORY, "pinned memory for %u contexts of %u tokens",
+                       RUNNER_CUDA_OPENINGS, context_tokens);
+    }
+    for (uint32_t i = 0; i < RUNNER_CUDA_OPENINGS; i++) {
+        runner->openings[i] = (struct opening_buffer){
+            .sampler = &samplers[i],
+            .context = contexts + (size_t)i * context_tokens,
+        };
+    }
+    return ERR_OK;
+}
+
 static enum err_code create_host_buffers(struct runner_cuda *runner, struct err *err)
 {
     const struct runner_limits *limits = &runner->super.limits;
@@ -192,17 +212,7 @@ static enum err_code create_host_buffers(struct runner_cuda *runner, struct err 
     for (uint32_t i = 0; code == ERR_OK && i < runner->flight_cap; i++) {
         code = create_flight(runner, &runner->flights[i], err);
     }
-    for (uint32_t i = 0; code == ERR_OK && i < 2; i++) {
-        struct opening_buffer *opening = &runner->openings[i];
-        opening->sampler = device_cuda_alloc_pinned(runner->device, 1, sizeof(*opening->sampler));
-        opening->context =
-            device_cuda_alloc_pinned(runner->device, limits->max_context_tokens, sizeof(uint32_t));
-        code = opening->sampler != NULL && opening->context != NULL
-                   ? ERR_OK
-                   : err_set(err, ERR_MEMORY, "pinned memory for a context of %u tokens",
-                             limits->max_context_tokens);
-    }
-    return code;
+    return code == ERR_OK ? create_openings(runner, err) : code;
 }
 
 /* ---- what is made ready before the first step ---- */

@@ -20,6 +20,10 @@
 #define RUNNER_CUDA_PROMPT_ROWS 64
 #define RUNNER_CUDA_MAX_BUCKETS 160
 
+/* Openings on their way to the device: so many can stand behind running steps before one has to wait
+ * for them. */
+#define RUNNER_CUDA_OPENINGS 32
+
 /* What a launch covers: everything up to the logits, and what needs masks. */
 enum step_part {
     STEP_PART_FORWARD,
@@ -110,7 +114,7 @@ struct runner_cuda {
     bool *wants_logprobs;   /* owned, [slots] */
     struct k_row *resident; /* owned, [packed rows] as they lie on the device */
     uint32_t resident_count;
-    struct opening_buffer openings[2];
+    struct opening_buffer openings[RUNNER_CUDA_OPENINGS];
     uint64_t opening_count;
     struct flight flights[RUNNER_MAX_DEPTH + 1];
     uint32_t flight_cap;
@@ -145,7 +149,8 @@ static inline uint32_t runner_cuda_opening_mark(uint64_t opening)
     return 3 * (RUNNER_MAX_DEPTH + 1) + (uint32_t)opening;
 }
 
-static_assert(3 * (RUNNER_MAX_DEPTH + 1) + 2 <= DEVICE_CUDA_MARKS, "a mark for everything");
+static_assert(3 * (RUNNER_MAX_DEPTH + 1) + RUNNER_CUDA_OPENINGS <= DEVICE_CUDA_MARKS,
+              "a mark for everything");
 
 /* Part of a step of that shape over the resident rows: prologue, forward pass, logits; then sampler
  * and tail. */
