@@ -290,7 +290,7 @@ static void test_a_norm_that_adds_the_slices_changes_no_bit(void)
     struct fed fed = {
         .weight =
             twin_in(twin_random_bf16(FED_HIDDEN, 1.0, &random), FED_HIDDEN * sizeof(uint16_t)),
-        .x = twin_in(twin_random_bf16(FED_ROWS * FED_HIDDEN, 1.0, &random), bytes),
+        .x = twin_in(twin_random_bf16((uint64_t)FED_ROWS * FED_HIDDEN, 1.0, &random), bytes),
         .normed = twin_out(bytes),
     };
     for (uint32_t i = 0; i < TWIN_COUNT_OF(shapes); i++) {

@@ -377,14 +377,15 @@ static void test_a_row_is_the_same_at_every_place(void)
     struct residual at;
     open_rig(&rig, true);
     residual_init(&at, 3840, true, &random);
+    uint64_t row_elems = at.hidden;
     uint64_t row_bytes = bytes_of(1, at.hidden);
     uint16_t *alone = NULL;
     for (uint32_t place = 0; place < PLACES; place++) {
         residual_prepare(&at);
         cuda_rig_write((unsigned char *)at.h.device + place * row_bytes,
-                       at.h_before + 50 * at.hidden, row_bytes);
+                       at.h_before + 50 * row_elems, row_bytes);
         cuda_rig_write((unsigned char *)at.x.device + place * row_bytes,
-                       at.x_before + 50 * at.hidden, row_bytes);
+                       at.x_before + 50 * row_elems, row_bytes);
         run_residual(&rig, &at, place % 2 == 0 ? place + 1 : PLACES);
         cuda_rig_wait(&rig);
         uint16_t *got = twin_read(&at.normed, (place % 2 == 0 ? place + 1 : PLACES) * row_bytes,
@@ -392,7 +393,7 @@ static void test_a_row_is_the_same_at_every_place(void)
         if (alone == NULL) {
             alone = copy_of(got, row_bytes);
         }
-        twin_check_equal("a row at a place", got + place * at.hidden, alone, at.hidden,
+        twin_check_equal("a row at a place", got + place * row_elems, alone, row_elems,
                          sizeof(*got));
         mem_free(got);
     }

@@ -383,6 +383,7 @@ enum err_code k_cuda_geglu(struct k_stream *stream, const uint16_t *gate_up_valu
     return ERR_OK;
 }
 
+/* NOLINTNEXTLINE(readability-function-size): the backend's own list of parameters */
 enum err_code k_cuda_gather(struct k_stream *stream, const uint16_t *x, const uint32_t *token_index,
                             uint32_t rows, uint32_t hidden_elems, uint16_t *out, struct err *err)
 {
@@ -417,8 +418,9 @@ enum err_code k_cuda_fill_normal(struct CUstream_st *stream, const struct k_cuda
     for (uint64_t i = 0; i < normal->elems; i++) {
         const uint32_t counter[4] = {(uint32_t)(i / 4), (uint32_t)(i / 4 >> 32), 0, 0};
         struct k_philox words = k_philox(normal->seed, counter);
-        float u = ((float)words.words[i % 4 / 2 * 2] + 0.5F) * 0x1p-32F;
-        float turn = ((float)words.words[i % 4 / 2 * 2 + 1] + 0.5F) * 0x1p-32F;
+        const uint32_t *pair = words.words + (i % 4 < 2 ? 0 : 2);
+        float u = ((float)pair[0] + 0.5F) * 0x1p-32F;
+        float turn = ((float)pair[1] + 0.5F) * 0x1p-32F;
         float radius = sqrtf(-2.0F * logf(u > 1.0F - 0x1p-24F ? 1.0F - 0x1p-24F : u));
         float angle = 6.283185307F * turn;
         normal->out[i] = k_bf16_from_f32(
