@@ -243,6 +243,20 @@ static void test_masks(void)
     check_rule(masked, "masks");
 }
 
+/* A mask that did not come holds its rows, sampled or not, whatever it says. */
+static void held(const struct sample_case *at, uint32_t row)
+{
+    masked(at, row);
+    uint32_t *missing = at->missing.host;
+    missing[1] = 1;
+    missing[SAMPLE_RIG_MASKS - 1] = 0x80000000U;
+}
+
+static void test_masks_that_did_not_come(void)
+{
+    check_rule(held, "masks that did not come");
+}
+
 /* Both zeros are one value: of a tie of them exactly k survive, the lowest ids. */
 static void zeros(const struct sample_case *at, uint32_t row)
 {
@@ -527,6 +541,7 @@ static const struct test_case cases[] = {
     TEST(test_suppressed_tokens),
     TEST(test_stop_ids_wait_for_min_tokens),
     TEST(test_masks),
+    TEST(test_masks_that_did_not_come),
     TEST(test_zeros_of_either_sign_tie),
     TEST(test_bad_rows),
     TEST(test_a_row_is_the_same_in_every_batch),

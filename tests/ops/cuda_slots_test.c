@@ -22,7 +22,15 @@
 #define MAX_PATCHES  1500
 #define LOCAL_PAGES  7
 #define GLOBAL_PAGES 12
+#define TURNS        3
 #define LABEL_BYTES  96
+
+enum publishing {
+    PUBLISHES_IN_TURN,
+    PUBLISHES_IN_ONE_ROW,
+    PUBLISHES_NOTHING,
+    PUBLISHING_COUNT,
+};
 
 enum array {
     ARRAY_NEXT_TOKEN,
@@ -34,6 +42,8 @@ enum array {
     ARRAY_COUNTS,
     ARRAY_LOCAL_TABLE,
     ARRAY_GLOBAL_TABLE,
+    ARRAY_TURN,
+    ARRAY_PUBLISHED,
     ARRAY_STATE_COUNT, /* of the above: what lives from step to step */
     ARRAY_PATCHES = ARRAY_STATE_COUNT,
     ARRAY_ROWS,
@@ -53,11 +63,31 @@ enum array {
 };
 
 static const char *const array_names[] = {
-    "next_token",    "length",          "generation",  "stopped",       "stop_request",
-    "samplers",      "counts",          "local table", "global table",  "patches",
-    "rows",          "prompt_ids",      "next_ids",    "ids",           "positions",
-    "token_slots",   "picks",           "sample_rows", "sample_tokens", "sample_logprobs",
-    "prompt_tokens", "prompt_logprobs", "step counts",
+    [ARRAY_NEXT_TOKEN] = "next_token",
+    [ARRAY_LENGTH] = "length",
+    [ARRAY_GENERATION] = "generation",
+    [ARRAY_STOPPED] = "stopped",
+    [ARRAY_STOP_REQUEST] = "stop_request",
+    [ARRAY_SAMPLERS] = "samplers",
+    [ARRAY_COUNTS] = "counts",
+    [ARRAY_LOCAL_TABLE] = "local table",
+    [ARRAY_GLOBAL_TABLE] = "global table",
+    [ARRAY_TURN] = "turn",
+    [ARRAY_PUBLISHED] = "published",
+    [ARRAY_PATCHES] = "patches",
+    [ARRAY_ROWS] = "rows",
+    [ARRAY_PROMPT_IDS] = "prompt_ids",
+    [ARRAY_NEXT_IDS] = "next_ids",
+    [ARRAY_IDS] = "ids",
+    [ARRAY_POSITIONS] = "positions",
+    [ARRAY_TOKEN_SLOTS] = "token_slots",
+    [ARRAY_PICKS] = "picks",
+    [ARRAY_SAMPLE_ROWS] = "sample_rows",
+    [ARRAY_SAMPLE_TOKENS] = "sample_tokens",
+    [ARRAY_SAMPLE_LOGPROBS] = "sample_logprobs",
+    [ARRAY_PROMPT_TOKENS] = "prompt_tokens",
+    [ARRAY_PROMPT_LOGPROBS] = "prompt_logprobs",
+    [ARRAY_STEP_COUNTS] = "step counts",
 };
 
 struct rig {
@@ -67,6 +97,7 @@ struct rig {
     uint32_t row_count;
     uint32_t patch_count;
     uint32_t pad_multiple;
+    enum publishing publishing;
     uint64_t random;
 };
 
@@ -122,11 +153,17 @@ static struct k_expand_args expand_args(const struct rig *rig, bool is_on_device
 
 static struct k_advance_args advance_args(const struct rig *rig, bool is_on_device)
 {
+    bool publishes = rig->publishing != PUBLISHES_NOTHING;
+    bool turns = rig->publishing == PUBLISHES_IN_TURN;
     return (struct k_advance_args){
         .slots = slots_of(rig, is_on_device),
         .rows = array_at(rig, ARRAY_ROWS, is_on_device),
         .row_count = rig->row_count,
         .picks = array_at(rig, ARRAY_PICKS, is_on_device),
+        .published = publishes ? array_at(rig, ARRAY_PUBLISHED, is_on_device) : NULL,
+        .turn = turns ? array_at(rig, ARRAY_TURN, is_on_device) : NULL,
+        .turns = TURNS,
+        .turn_rows = MAX_ROWS,
     };
 }
 
@@ -142,6 +179,8 @@ static size_t bytes_of(enum array array)
         [ARRAY_COUNTS] = sizeof(uint32_t) * SLOTS * VOCAB,
         [ARRAY_LOCAL_TABLE] = sizeof(uint32_t) * SLOTS * LOCAL_PAGES,
         [ARRAY_GLOBAL_TABLE] = sizeof(uint32_t) * SLOTS * GLOBAL_PAGES,
+        [ARRAY_TURN] = sizeof(uint32_t),
+        [ARRAY_PUBLISHED] = sizeof(struct k_pick) * TURNS * MAX_ROWS,
         [ARRAY_PATCHES] = MAX_PATCHES * sizeof(struct k_patch),
         [ARRAY_ROWS] = MAX_ROWS * sizeof(struct k_row),
         [ARRAY_PROMPT_IDS] = MAX_IDS * sizeof(uint32_t),
@@ -635,6 +674,7 @@ static void test_tails_of_random_steps(void)
     for (uint32_t i = 0; i < TWIN_COUNT_OF(row_counts); i++) {
         char label[LABEL_BYTES];
         (void)snprintf(label, sizeof(label), "advance of %u rows", row_counts[i]);
+        rig.publishing = (enum publishing)(i / 2 % PUBLISHING_COUNT);
         make_rows(&rig, row_counts[i]);
         make_uploads(&rig, 0);
         expand_twin(&rig);

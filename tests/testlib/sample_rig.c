@@ -73,6 +73,8 @@ void sample_case_init(struct sample_case *at, uint32_t vocab, uint32_t rows, uin
     at->sample_rows = twin_in(sample_rows, rows * sizeof(*sample_rows));
     at->counts = twin_in(counts, elems * sizeof(*counts));
     at->masks = twin_in(make_masks(words, random), sizeof(uint32_t) * SAMPLE_RIG_MASKS * words);
+    at->missing = twin_in(mem_zalloc(SAMPLE_RIG_MASKS, sizeof(uint32_t)),
+                          SAMPLE_RIG_MASKS * sizeof(uint32_t));
     at->picks = twin_out(rows * sizeof(struct k_pick));
     at->logprobs = twin_out(rows * sizeof(struct k_logprob_row));
 }
@@ -83,6 +85,7 @@ void sample_case_fini(struct sample_case *at)
     twin_free(&at->samplers);
     twin_free(&at->counts);
     twin_free(&at->masks);
+    twin_free(&at->missing);
     twin_free(&at->sample_rows);
     twin_free(&at->picks);
     twin_free(&at->logprobs);
@@ -138,6 +141,7 @@ void sample_case_write(const struct sample_case *at)
     twin_write(&at->samplers);
     twin_write(&at->counts);
     twin_write(&at->masks);
+    twin_write(&at->missing);
     twin_write(&at->sample_rows);
     twin_poison(&at->picks);
     twin_poison(&at->logprobs);
@@ -164,6 +168,7 @@ static struct k_sample_args args_of(const struct sample_case *at, uint32_t rows,
         .rows = side(&at->sample_rows, is_on_device),
         .masks = side(&at->masks, is_on_device),
         .mask_words = mask_words(at),
+        .missing = side(&at->missing, is_on_device),
         .picks = is_on_device ? at->picks.device : at->picks.host,
         .logprobs = is_on_device ? at->logprobs.device : at->logprobs.host,
     };

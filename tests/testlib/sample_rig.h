@@ -21,8 +21,9 @@ struct sample_case {
     uint32_t rows;             /* and slots */
     struct twin_buffer logits; /* [rows, vocab] */
     struct twin_buffer samplers;
-    struct twin_buffer counts; /* [slots, vocab] */
-    struct twin_buffer masks;  /* [SAMPLE_RIG_MASKS, words]; the last allows nothing */
+    struct twin_buffer counts;  /* [slots, vocab] */
+    struct twin_buffer masks;   /* [SAMPLE_RIG_MASKS, words]; the last allows nothing */
+    struct twin_buffer missing; /* [SAMPLE_RIG_MASKS] none is */
     struct twin_buffer sample_rows;
     struct twin_buffer picks;    /* the host's is the twin's, as is logprobs' */
     struct twin_buffer logprobs; /* [rows] struct k_logprob_row */
