@@ -42,7 +42,9 @@ def tensors(config):
         is_full = kind == "full_attention"
         head = text.get("global_head_dim", text["head_dim"]) if is_full else text["head_dim"]
         has_no_v = is_full and text.get("attention_k_eq_v", False)
-        kv_heads = text["num_global_key_value_heads"] if has_no_v else text["num_key_value_heads"]
+        kv_heads = text["num_key_value_heads"]
+        if has_no_v:
+            kv_heads = text.get("num_global_key_value_heads") or kv_heads
         sizes = {**base, "HEAD": head, "Q_ROWS": text["num_attention_heads"] * head,
                  "KV_ROWS": kv_heads * head}
         for name, when, dims in rows("LAYER"):
