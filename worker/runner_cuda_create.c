@@ -6,7 +6,7 @@
 
 #define MANY_ROWS   8            /* buckets are powers of two up to here, */
 #define BUCKET_STEP 8            /* then multiples of this */
-#define WARM_TOKENS 17           /* the shortest prompt that cuBLAS computes */
+#define WARM_TOKENS 64           /* the shortest prompt that is tried at start */
 #define CARVE_SLACK (1ULL << 20) /* alignment of every carved array */
 
 static uint32_t largest_intermediate(const struct model_config *config)
@@ -292,32 +292,25 @@ static enum err_code capture_all(struct runner_cuda *runner, struct err *err)
     return code;
 }
 
-/* One step of a prompt by nobody. */
-static enum err_code warm_prompt(struct runner_cuda *runner, uint32_t tokens, struct err *err)
-{
-    struct k_row row = stage_nobody();
-    row.count = tokens;
-    row.first_id = 0;
-    const struct step_shape shape = {.rows = 1,
-                                     .tokens = tokens,
-                                     .sample_rows = 1,
-                                     .has_records = true,
-                                     .published = runner->flights[0].device_picks};
-    enum err_code code = write_nobody(runner, &row, 1, err);
-    return code == ERR_OK ? runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err) : code;
-}
-
-/* cuBLAS chooses its kernels by the number of rows and loads each when it is first used, which takes
- * longer than many steps: lengths an eighth apart have met them all before the first request. */
+/* Prompts of growing length by nobody, whose products take kernels of their own: the first real ones
+ * shall not wait for those to be loaded. */
 static enum err_code warm_prompts(struct runner_cuda *runner, struct err *err)
 {
     const struct runner_limits *limits = &runner->super.limits;
     uint32_t most = num_min(limits->max_step_tokens, limits->max_context_tokens);
     enum err_code code = ERR_OK;
-    for (uint32_t tokens = WARM_TOKENS; code == ERR_OK && tokens < most; tokens += tokens / 8) {
-        code = warm_prompt(runner, tokens, err);
+    for (uint32_t tokens = WARM_TOKENS; code == ERR_OK && tokens / 2 < most; tokens *= 2) {
+        struct k_row row = stage_nobody();
+        row.count = num_min(tokens, most);
+        row.first_id = 0;
+        const struct step_shape shape = {.rows = 1,
+                                         .tokens = row.count,
+                                         .sample_rows = 1,
+                                         .has_records = true,
+                                         .published = runner->flights[0].device_picks};
+        code = write_nobody(runner, &row, 1, err);
+        code = code == ERR_OK ? runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err) : code;
     }
-    code = code == ERR_OK ? warm_prompt(runner, most, err) : code;
     return code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
 }
 
