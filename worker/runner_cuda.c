@@ -14,6 +14,9 @@
 
 #define PS_PER_NS 1000
 
+/* A shorter prompt step takes as long as its weights do: nothing about the time of a token. */
+#define TELLING_TOKENS 256
+
 static struct runner_cuda *runner_of(struct runner *runner)
 {
     return (struct runner_cuda *)runner;
@@ -249,7 +252,8 @@ static bool is_done(struct runner *super)
 }
 
 /* When the oldest step should be done: its kind's last time after its launch, or after the step
- * before it was seen done. */
+ * before it was seen done.  A prompt's is half that: attention makes tokens cost more or less than the
+ * last ones, and to sleep too long would keep a finished step waiting. */
 static uint64_t expected_ns(const struct runner_cuda *runner, const struct flight *flight)
 {
     uint64_t tokens = flight->upload.token_count;
@@ -257,7 +261,7 @@ static uint64_t expected_ns(const struct runner_cuda *runner, const struct fligh
         flight->launched_ns > runner->collected_ns ? flight->launched_ns : runner->collected_ns;
     return begin_ns + (flight->upload.id_count == 0 && flight->bucket != NULL
                            ? flight->bucket->step_ns
-                           : tokens * runner->token_ps / PS_PER_NS);
+                           : tokens * runner->token_ps / PS_PER_NS / 2);
 }
 
 static bool wait_done(struct runner *super, uint64_t deadline_ns)
@@ -290,7 +294,7 @@ static void note_times(struct runner_cuda *runner, struct flight *flight, uint64
     uint64_t index = index_of(runner, runner->collected_count);
     if (flight->upload.id_count == 0 && flight->bucket != NULL) {
         flight->bucket->step_ns = device_ns;
-    } else if (flight->upload.token_count > 0) {
+    } else if (flight->upload.token_count >= TELLING_TOKENS) {
         runner->token_ps = device_ns * PS_PER_NS / flight->upload.token_count;
     }
     if (!flight->is_steady) {

@@ -108,7 +108,7 @@ struct runner_cuda {
     struct bucket buckets[RUNNER_CUDA_MAX_BUCKETS]; /* ascending */
     uint32_t bucket_count;
     bool has_graphs;
-    uint64_t token_ps; /* device time of the last step with prompt rows, per token */
+    uint64_t token_ps; /* device time of the last long step with prompt rows, per token */
 
     uint32_t *generations;  /* owned, [slots] of the sequence opened last */
     bool *wants_logprobs;   /* owned, [slots] */
