@@ -34,6 +34,7 @@ static float margin_of(struct driver *driver, const struct golden_prompt *prompt
         result = driver_step(driver, &row, 1);
         done += row.count;
     }
+    test_true(result.picks != NULL && result.picks[0].logprob != NULL);
     const struct runner_logprob *record = result.picks[0].logprob;
     float margin = record->logprobs[0] - record->logprobs[1];
     driver_release(driver, 0);

@@ -65,6 +65,7 @@ static void geglu_init(struct geglu *at, uint32_t rows, uint32_t inner, uint16_t
     at->gate_up = twin_in(gate_up, elems * 2 * sizeof(uint16_t));
     at->out = twin_out(elems * sizeof(uint16_t));
     uint16_t *out = at->out.host;
+    test_true(out != NULL);
     for (uint64_t i = 0; i < elems; i++) {
         const uint16_t *row = gate_up + i / inner * 2 * inner;
         float up = k_f32_from_bf16(row[inner + i % inner]);
@@ -331,7 +332,7 @@ struct normal {
 static double normal_at(const struct normal *at, uint64_t index, double *out_size)
 {
     uint64_t piece = index / 4;
-    uint32_t pair = index % 4 / 2;
+    uint64_t pair = index % 4 / 2;
     const uint32_t counter[4] = {(uint32_t)piece, (uint32_t)(piece >> 32), 0, 0};
     struct k_philox words = k_philox(at->seed, counter);
     /* u as f32 holds it: next to 1 its last place decides what the logarithm is. */

@@ -154,9 +154,13 @@ static bool agrees(const struct logprob_case *at, uint32_t row, const struct k_l
 {
     const struct k_logprob_row *wanted = wanted_at(at, row);
     const struct k_logprob *want = (const struct k_logprob *)at->records.host + wanted->record;
-    struct k_logprob got_bits = blanked(got);
-    struct k_logprob want_bits = blanked(want);
-    if (memcmp(&got_bits, &want_bits, sizeof(got_bits)) != 0) {
+    const struct k_logprob got_blanked = blanked(got);
+    const struct k_logprob want_blanked = blanked(want);
+    unsigned char got_bits[sizeof(got_blanked)];
+    unsigned char want_bits[sizeof(want_blanked)];
+    memcpy(got_bits, &got_blanked, sizeof(got_bits));
+    memcpy(want_bits, &want_blanked, sizeof(want_bits));
+    if (memcmp(got_bits, want_bits, sizeof(got_bits)) != 0) {
         return false;
     }
     bool has_values = wanted->want != 0 && wanted->target != K_NONE;

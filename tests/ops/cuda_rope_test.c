@@ -299,6 +299,7 @@ static void run_twin(struct rope_case *at, struct k_stream *twin, uint32_t token
 static void forget_padding(const struct rope_case *at, uint16_t *pool)
 {
     const struct k_pages pages = pages_of(at, false);
+    test_true(pages.head_dim > 0);
     uint64_t begin = k_page_offset(&pages, at->page_count, 0, 0, 0) / pages.head_dim;
     for (uint64_t row = begin; row < at->pool_rows; row++) {
         if (at->owners[row] != K_NONE) {

@@ -534,7 +534,8 @@ static void check_padding(const struct rig *rig, const struct step_tables *got,
                           const struct walk *walk)
 {
     uint32_t multiple = rig->pad_multiple;
-    test_eq_u64(got->counts.tokens, (walk->wide.tokens + multiple - 1) / multiple * multiple);
+    uint32_t padded = (walk->wide.tokens + multiple - 1) / multiple * multiple;
+    test_eq_u64(got->counts.tokens, padded);
     test_eq_u64(got->counts.sample_rows, walk->wide.sample_rows);
     test_eq_u64(got->counts.prompt_logprob_rows, walk->wide.prompt_logprob_rows);
     for (uint32_t token = walk->wide.tokens; token < got->counts.tokens; token++) {

@@ -227,7 +227,7 @@ static void test_what_can_never_run_is_refused_at_once(void)
     test_eq_str(err.message, "1100 tokens need 69 full-attention pages, the pool has 40");
     struct sched_gate gate;
     sched_get_gate(rig.sched, &gate);
-    test_eq_u64(gate.limits.pool_tokens, 40 * 16);
+    test_eq_u64(gate.limits.pool_tokens, 40ULL * 16);
     static const uint32_t prompt[] = {1, 999, 1000};
     struct engine_request odd = rig_engine_request(&request, 3, 10, 1);
     odd.admit.prompt.at = prompt;

@@ -263,7 +263,7 @@ static void test_pinned_rows_lie_apart(void)
         test_eq_u64(packed[8 + i].generation, 12);
         test_eq_u64(packed[8 + i].start, 16 + 16 * i);
         test_eq_u64(packed[8 + i].count, counts[i]);
-        test_eq_u64(rig.upload.prompt_ids[packed[8 + i].first_id], 16 * i);
+        test_eq_u64(rig.upload.prompt_ids[packed[8 + i].first_id], 16ULL * i);
         test_eq_u64(packed[8 + i].flags, i == 2 ? K_ROW_SAMPLES : 0);
     }
     static const struct stage_span spans[] = {{8, 10}, {0, 0}, {11, 11}};
