@@ -18,8 +18,9 @@ enum {
     QUEUE_MESSAGES = 1024,       /* beyond it messages stay on the socket */
     QUEUE_BYTES = 2 * (8 << 20), /* likewise; two messages of the largest kind */
     ANSWER_WAIT_MS = 200,
-    REST_MS = 20, /* for two messages to arrive from a peer in this machine */
-    NO_PIPE = 0,  /* nng's pipe ids start at 1 */
+    REST_MS = 20,    /* for two messages to arrive from a peer in this machine */
+    ASKING_MS = 150, /* longer than a frontend pauses between two requests */
+    NO_PIPE = 0,     /* nng's pipe ids start at 1 */
 };
 
 struct link {
@@ -90,6 +91,9 @@ void link_close(struct link *link)
     if (link == NULL) {
         return;
     }
+    /* As in let_pipe_rest: a request that comes now waits unread, and the frontend for its answer. */
+    static const struct timespec asking = {.tv_nsec = ASKING_MS * (long)CLOCK_NS_PER_MS};
+    (void)nanosleep(&asking, NULL);
     (void)nng_close(link->socket); /* nothing is left to do about a failure */
     mem_free(link);
 }

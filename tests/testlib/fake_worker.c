@@ -19,7 +19,8 @@
 #include "proto/mask.h"
 
 #define CONTROL_TICK_MS 50
-#define REST_MS         20 /* for two messages to arrive from a peer in this machine */
+#define REST_MS         20  /* for two messages to arrive from a peer in this machine */
+#define ASKING_MS       150 /* longer than a frontend pauses between two requests */
 #define NO_PIPE_NS      (5 * CLOCK_NS_PER_SEC)
 
 /* A plan message as it came, and when. */
@@ -184,10 +185,11 @@ static enum err_code open_session(struct fake_worker *worker, uint64_t nonce, st
     return ERR_OK;
 }
 
-/* nng (seen in 1.5) hangs when a pipe is closed in the middle of a message. */
-static void let_rest(void)
+/* nng (seen in 1.5) hangs when a pipe is closed in the middle of a message.  What comes once nothing is
+ * received any more waits unread. */
+static void let_rest(long ms)
 {
-    static const struct timespec time = {.tv_nsec = REST_MS * (long)CLOCK_NS_PER_MS};
+    const struct timespec time = {.tv_nsec = ms * (long)CLOCK_NS_PER_MS};
     (void)nanosleep(&time, NULL);
 }
 
@@ -197,7 +199,7 @@ static void close_session(struct fake_worker *worker)
     lock(worker);
     worker->is_closing = true;
     unlock(worker);
-    let_rest();
+    let_rest(REST_MS);
     (void)nng_close(worker->plan); /* nothing is left to do about a failure */
     nng_aio_stop(worker->plan_aio);
     nng_aio_free(worker->plan_aio);
@@ -531,7 +533,7 @@ void fake_stop(struct fake_worker *worker)
     if (worker->has_session) {
         close_session(worker);
     }
-    let_rest(); /* and when a wait of the socket has just timed out */
+    let_rest(ASKING_MS); /* it also panics when a wait of the socket has just timed out */
     (void)nng_close(worker->control);
     (void)pthread_cond_destroy(&worker->cond);
     (void)pthread_mutex_destroy(&worker->mutex);
