@@ -9,6 +9,7 @@
 #include "frontend/tokenizer_image.h"
 #include "frontend/tokenizer_window.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/testlib/plain_merge.h"
 
 #define PLAIN_MAX_SYMBOLS 500 /* the plain algorithm is quadratic */
 
@@ -81,27 +82,6 @@ static void push_symbols(const struct tokenizer *tokenizer, const char *text, si
             tok_ids_push(ids, id);
         }
         at += one;
-    }
-}
-
-/* Always the lowest rank, of equal ones the leftmost, over all symbols. */
-static void merge_plain(const struct tokenizer *tokenizer, struct tok_ids *ids)
-{
-    for (;;) {
-        uint32_t best = TOK_NONE;
-        size_t best_at = 0;
-        for (size_t i = 0; i + 1 < ids->count; i++) {
-            uint32_t rank = tok_merge_rank(tokenizer, ids->at[i], ids->at[i + 1]);
-            best_at = rank < best ? i : best_at;
-            best = rank < best ? rank : best;
-        }
-        if (best == TOK_NONE) {
-            return;
-        }
-        ids->at[best_at] = tokenizer->merge_result[best];
-        ids->count--;
-        memmove(&ids->at[best_at + 1], &ids->at[best_at + 2],
-                (ids->count - best_at - 1) * sizeof(*ids->at));
     }
 }
 
