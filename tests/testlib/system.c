@@ -24,12 +24,6 @@ enum {
     LINE_BYTES = 4096
 };
 
-/* Busy machines and sanitizer builds get longer: what is waited for is the same. */
-static uint32_t patience_ms(uint32_t ms)
-{
-    return test_times_count() ? ms : 10 * ms;
-}
-
 static void pause_ms(long ms)
 {
     struct timespec time = {.tv_nsec = ms * (long)CLOCK_NS_PER_MS};
@@ -69,12 +63,13 @@ static uint16_t read_port(int fd)
 {
     char line[LINE_BYTES];
     size_t used_bytes = 0;
-    const uint32_t wait_ms = patience_ms(START_MS);
+    const uint64_t wait_ms = test_patience(START_MS);
     uint64_t end_ns = clock_now_ns() + wait_ms * CLOCK_NS_PER_MS;
     for (;;) {
         struct pollfd readable = {.fd = fd, .events = POLLIN};
         if (clock_now_ns() > end_ns || poll(&readable, 1, (int)wait_ms) != 1) {
-            test_fail(__FILE__, __LINE__, "the launcher is not ready after %u ms", wait_ms);
+            test_fail(__FILE__, __LINE__, "the launcher is not ready after %u ms",
+                      (unsigned)wait_ms);
         }
         ssize_t count = read(fd, line + used_bytes, sizeof(line) - 1 - used_bytes);
         test_true(count > 0);
@@ -114,7 +109,7 @@ bool system_wait_gone(pid_t pid, uint32_t wait_ms)
         return true;
     }
     struct pollfd ended = {.fd = pid_fd, .events = POLLIN};
-    int count = poll(&ended, 1, (int)patience_ms(wait_ms));
+    int count = poll(&ended, 1, (int)test_patience(wait_ms));
     (void)close(pid_fd);
     return count == 1;
 }
@@ -199,7 +194,7 @@ uint32_t system_await_ready(const struct system_process *process, int status, ui
     uint64_t start_ns = clock_now_ns();
     int got = system_get(process, "/ready");
     while (got != status) {
-        if (clock_now_ns() - start_ns > patience_ms(wait_ms) * CLOCK_NS_PER_MS) {
+        if (clock_now_ns() - start_ns > test_patience(wait_ms) * CLOCK_NS_PER_MS) {
             test_fail(__FILE__, __LINE__, "/ready answers %d, not %d, after %u ms", got, status,
                       wait_ms);
         }

@@ -48,6 +48,10 @@ void test_check_ok(const char *file, int line, const char *what, int code, const
  * a release build; elsewhere how long something takes says nothing. */
 bool test_times_count(void);
 
+/* How long to wait at most for what should take this time, in any unit: as long with --times, else ten
+ * times that, for busy machines and sanitizer builds. */
+uint64_t test_patience(uint64_t time);
+
 /* True in a sanitizer build, where code runs many times slower: tests of endurance do less. */
 bool test_is_sanitized(void);
 
