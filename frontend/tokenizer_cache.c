@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "frontend/tokenizer_image.h"
+#include "proto/wire.h"
 
 #define TOK_MAX_IMAGE_BYTES (1UL << 30)
 
@@ -88,7 +89,8 @@ enum err_code tok_cache_open(struct tok_cache *cache, const char *dir, const cha
         return code;
     }
     (void)snprintf(cache->name, sizeof(cache->name), "tokenizer-%016llx",
-                   (unsigned long long)tok_fnv1a(real_path, strlen(real_path))); /* fits */
+                   (unsigned long long)wire_hash_bytes(WIRE_HASH_SEED, real_path,
+                                                       strlen(real_path))); /* fits */
     free(real_path);
     cache->dir_fd = dir_fd;
     return ERR_OK;

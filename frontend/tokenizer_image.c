@@ -32,15 +32,6 @@ uint64_t tok_hash_text(const char *text, size_t byte_count)
     return tok_mix(hash ^ (hash >> 29));
 }
 
-uint64_t tok_fnv1a(const char *bytes, size_t byte_count)
-{
-    uint64_t hash = 0xcbf29ce484222325ULL;
-    for (size_t i = 0; i < byte_count; i++) {
-        hash = (hash ^ (unsigned char)bytes[i]) * 0x100000001b3ULL;
-    }
-    return hash;
-}
-
 unsigned char *tok_image_alloc(size_t byte_count)
 {
     void *at = mmap(NULL, byte_count, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

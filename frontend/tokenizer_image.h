@@ -112,7 +112,6 @@ static inline uint64_t tok_mix(uint64_t value)
 uint32_t tok_find_text(const struct tokenizer *tokenizer, const char *text, size_t byte_count);
 
 uint64_t tok_hash_text(const char *text, size_t byte_count);
-uint64_t tok_fnv1a(const char *bytes, size_t byte_count);
 
 static inline uint32_t tok_join_bit(uint32_t left, uint32_t right)
 {

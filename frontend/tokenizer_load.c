@@ -10,6 +10,7 @@
 #include "common/mem.h"
 #include "common/utf8.h"
 #include "frontend/tokenizer_source.h"
+#include "proto/wire.h"
 
 enum {
     SHOWN_MAX_BYTES = 40,
@@ -426,7 +427,7 @@ void tok_source_fini(struct tok_source *source)
 enum err_code tok_source_parse(const char *text, size_t byte_count, struct tok_source *source,
                                struct err *err)
 {
-    *source = (struct tok_source){.file_hash = tok_fnv1a(text, byte_count)};
+    *source = (struct tok_source){.file_hash = wire_hash_bytes(WIRE_HASH_SEED, text, byte_count)};
     struct layout layout;
     enum err_code code = read_layout(text, byte_count, &layout, err);
     if (code != ERR_OK) {

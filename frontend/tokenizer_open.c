@@ -11,6 +11,7 @@
 #include "common/mem.h"
 #include "frontend/tokenizer_cache.h"
 #include "frontend/tokenizer_source.h"
+#include "proto/wire.h"
 
 #define SECOND_NS         1000000000ULL
 #define TRUSTED_AFTER_NS  (2 * SECOND_NS) /* a change within one tick of a clock could be missed */
@@ -136,7 +137,8 @@ static enum err_code load_by_content(struct source_file *source, struct tokenize
     enum err_code code = source_read(source, err);
     if (code == ERR_OK && cached != NULL &&
         cached->header->key.byte_count == source->key.byte_count &&
-        cached->header->file_hash == tok_fnv1a(source->bytes, (size_t)source->key.byte_count)) {
+        cached->header->file_hash ==
+            wire_hash_bytes(WIRE_HASH_SEED, source->bytes, (size_t)source->key.byte_count)) {
         tok_image_seal(cached->image, &source->key);
         *out_tokenizer = cached;
         return ERR_OK;
