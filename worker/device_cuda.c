@@ -81,11 +81,6 @@ enum err_code device_cuda_status(const struct device_cuda *device, struct err *e
     return ERR_DEVICE;
 }
 
-bool device_cuda_is_lost(const struct device_cuda *device)
-{
-    return device->is_lost;
-}
-
 uint32_t device_cuda_count(void)
 {
     int count = 0;

@@ -65,7 +65,6 @@ bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t expec
                       uint64_t deadline_ns);
 void device_cuda_wake(struct device_cuda *device); /* any thread */
 
-bool device_cuda_is_lost(const struct device_cuda *device);
 /* ERR_DEVICE with the first failure's text, ERR_OK while there is none. */
 ERR_NODISCARD enum err_code device_cuda_status(const struct device_cuda *device, struct err *err);
 

@@ -593,12 +593,6 @@ struct runner *model_runner_create(const struct model_runner_options *options)
     return &model->super;
 }
 
-uint32_t model_runner_waiting(const struct runner *runner)
-{
-    const struct model_runner *model = model_seen(runner);
-    return model->step_count - model->run_count;
-}
-
 void model_runner_set_now(struct runner *runner, uint64_t now_ns)
 {
     model_of(runner)->now_ns = now_ns;

@@ -39,9 +39,6 @@ struct runner *model_runner_create(const struct model_runner_options *options);
 /* Run up to step_count launched steps; how many ran. */
 uint32_t model_runner_complete(struct runner *runner, uint32_t step_count);
 
-/* Launched and not run. */
-uint32_t model_runner_waiting(const struct runner *runner);
-
 /* The virtual clock of step_ns. */
 void model_runner_set_now(struct runner *runner, uint64_t now_ns);
 
