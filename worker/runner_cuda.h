@@ -16,6 +16,7 @@
 
 struct device_cuda;
 struct inject;
+struct k_cuda_shape;
 struct model_config;
 struct weights;
 
@@ -33,6 +34,10 @@ ERR_NODISCARD enum err_code runner_cuda_create(const struct model_config *config
                                                const struct weights *weights,
                                                const struct runner_cuda_options *options,
                                                struct runner **out_runner, struct err *err);
+
+/* What a stream of the backend is made for, for these limits of this model. */
+struct k_cuda_shape runner_cuda_shape(const struct model_config *config,
+                                      const struct runner_limits *limits);
 
 /* Arena bytes that a runner of these limits takes beside weights and pages. */
 uint64_t runner_cuda_workspace_bytes(const struct model_config *config,

@@ -18,8 +18,8 @@ static uint32_t largest_intermediate(const struct model_config *config)
     return most;
 }
 
-static struct k_cuda_shape shape_of(const struct model_config *config,
-                                    const struct runner_limits *limits)
+struct k_cuda_shape runner_cuda_shape(const struct model_config *config,
+                                      const struct runner_limits *limits)
 {
     struct k_cuda_shape shape = {
         .max_tokens = limits->max_step_tokens,
@@ -29,7 +29,7 @@ static struct k_cuda_shape shape_of(const struct model_config *config,
         .hidden_elems = config->hidden_elems,
         .max_linear_out_elems = config->hidden_elems,
         .heads = config->heads,
-        .vocab_tokens = limits->vocab_tokens,
+        .vocab_tokens = config->info.vocab_tokens,
     };
     for (uint32_t i = 0; i < config->layer_count; i++) {
         const struct model_layer *layer = &config->layers[i];
@@ -49,7 +49,7 @@ static uint32_t logit_rows(const struct runner_limits *limits)
 uint64_t runner_cuda_workspace_bytes(const struct model_config *config,
                                      const struct runner_limits *limits)
 {
-    struct k_cuda_shape shape = shape_of(config, limits);
+    struct k_cuda_shape shape = runner_cuda_shape(config, limits);
     uint64_t table_pages = (uint64_t)stage_table_pages(limits, RUNNER_FAMILY_LOCAL) +
                            stage_table_pages(limits, RUNNER_FAMILY_GLOBAL);
     uint64_t per_slot = sizeof(struct k_sampler) +
@@ -93,7 +93,7 @@ static enum err_code create_stream(struct runner_cuda *runner, const struct mode
     };
     struct k_cuda_options options = {
         .stream = gemm_options.stream,
-        .shape = shape_of(config, limits),
+        .shape = runner_cuda_shape(config, limits),
         .uses_dependent_launch = uses_dependent_launch,
     };
     uint64_t gemm_bytes =

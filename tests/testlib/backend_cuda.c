@@ -74,29 +74,6 @@ static unsigned char *load_weights(struct device_cuda *device, const char *model
 
 /* ---- a device for the forward pass ---- */
 
-static struct k_cuda_shape shape_of(const struct model_config *config,
-                                    const struct runner_limits *limits)
-{
-    struct k_cuda_shape shape = {
-        .max_tokens = limits->max_step_tokens,
-        .max_rows = limits->max_step_rows,
-        .slots = limits->slots,
-        .max_context_tokens = limits->max_context_tokens,
-        .hidden_elems = config->hidden_elems,
-        .max_linear_out_elems = config->hidden_elems,
-        .heads = config->heads,
-        .vocab_tokens = config->info.vocab_tokens,
-    };
-    for (uint32_t i = 0; i < config->layer_count; i++) {
-        const struct model_layer *layer = &config->layers[i];
-        uint32_t qkv_elems = (config->heads + 2 * layer->kv_heads) * layer->head_dim;
-        shape.max_head_dim = num_max(shape.max_head_dim, layer->head_dim);
-        shape.max_kv_heads = num_max(shape.max_kv_heads, layer->kv_heads);
-        shape.max_linear_out_elems = num_max(shape.max_linear_out_elems, qkv_elems);
-    }
-    return shape;
-}
-
 /* Products as the worker makes them: small ones by the kernels, large ones by cuBLAS. */
 static void create_stream(struct cuda_state *state, const struct backend_device_options *options)
 {
@@ -115,7 +92,7 @@ static void create_stream(struct cuda_state *state, const struct backend_device_
     }
     struct k_cuda_options stream_options = {
         .stream = gemm_options.stream,
-        .shape = shape_of(config, &options->limits),
+        .shape = runner_cuda_shape(config, &options->limits),
         .uses_dependent_launch = true,
     };
     uint64_t gemm_bytes =
