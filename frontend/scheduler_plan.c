@@ -170,7 +170,7 @@ static void admit_waiting(struct sched *sched, uint64_t now_ns)
         return;
     }
     struct account_need spare = spare_pages(sched);
-    while (session->free_slot_count > 0 &&
+    while (session->free_slot_count > session->figures.slots_withheld &&
            session->claim_count + 2 * SCHED_MAX_DEPTH < session->claim_cap) {
         struct req *req = next_to_admit(sched, &spare);
         if (req == NULL) {

@@ -38,6 +38,7 @@ static const struct {
     FIELD(as.admitted.figures.applied),
     FIELD(as.admitted.figures.local_quota_left_pages),
     FIELD(as.admitted.figures.global_quota_left_pages),
+    FIELD(as.admitted.figures.slots_withheld),
     FIELD(as.admitted.reused_tokens),
     FIELD(as.refused.code),
     FIELD(as.refused.text),

@@ -66,6 +66,9 @@ struct result_figures {
     uint64_t applied; /* highest msg_seq whose effects are in the figures */
     uint32_t local_quota_left_pages;
     uint32_t global_quota_left_pages;
+    uint32_t
+        slots_withheld; /* of welcome.slots; the session may not have more alive than the rest */
+    uint32_t reserved;
 };
 
 struct result_admitted {

@@ -259,22 +259,19 @@ static void look_at_all(struct executor *executor, uint64_t now_ns)
 
 static struct live *find_free(struct executor *executor)
 {
-    struct live *free_live = NULL;
     for (uint32_t i = 0; i < SESSION_MAX_COUNT; i++) {
-        if (executor->lives[i].session != NULL) {
-            return NULL; /* one session at a time has all the pages */
+        if (executor->lives[i].session == NULL) {
+            return &executor->lives[i];
         }
-        free_live = &executor->lives[i];
     }
-    return free_live;
+    return NULL;
 }
 
 static void begin_session(struct executor *executor, struct live *live, uint64_t now_ns)
 {
     struct request *request = &executor->request;
-    const struct session_quota quota = session_core_all_pages(executor->options.core);
     request->code = session_open(executor->options.core, request->attach.epoch,
-                                 request->attach.segment, &quota, &live->session, &request->err);
+                                 request->attach.segment, NULL, &live->session, &request->err);
     if (request->code != ERR_OK) {
         live->session = NULL;
         return;
@@ -331,7 +328,8 @@ static enum err_code wait_for_answer(struct executor *executor, uint64_t busy_un
     }
     enum err_code code = request->code;
     if (!request->is_done) {
-        code = request->is_seen ? err_set(err, ERR_BUSY, "another session is alive")
+        code = request->is_seen ? err_set(err, ERR_BUSY, "%u sessions are alive, at most %u",
+                                          SESSION_MAX_COUNT, SESSION_MAX_COUNT)
                                 : err_set(err, ERR_TIMEOUT, "the executor does not answer");
     } else if (code != ERR_OK && err != NULL) {
         *err = request->err;

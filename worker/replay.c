@@ -133,13 +133,11 @@ static struct session **find_open(struct replay *replay, uint64_t epoch)
 
 static enum err_code on_open(struct replay *replay, uint64_t epoch, struct err *err)
 {
-    const struct session_quota quota = session_core_all_pages(replay->core);
     for (uint32_t i = 0; i < SESSION_MAX_COUNT; i++) {
         if (replay->opens[i].session == NULL) {
             replay->summary.sessions++;
             replay->opens[i].epoch = epoch;
-            return session_open(replay->core, epoch, replay, &quota, &replay->opens[i].session,
-                                err);
+            return session_open(replay->core, epoch, replay, NULL, &replay->opens[i].session, err);
         }
     }
     return err_set(err, ERR_FORMAT, "record opens more than %u sessions", SESSION_MAX_COUNT);

@@ -357,11 +357,15 @@ enum err_code session_open(struct session_core *core, uint64_t epoch, void *owne
     session->epoch = epoch;
     session->owner = owner;
     session->is_open = true;
-    session->quota = *quota;
+    session->has_own_quota = quota != NULL;
+    if (quota != NULL) {
+        session->quota = *quota;
+    }
     session->due_msg_seq = 1;
     inbox_init(&session->inbox);
     seq_index_init(&session->index, core->slots);
     core->sessions[core->session_count++] = session;
+    session_settle_shares(core);
     *out_session = session;
     return ERR_OK;
 }

@@ -110,8 +110,9 @@ struct session_quota session_core_all_pages(const struct session_core *core);
  * of both families.  Errors: ERR_INTERNAL names the first difference. */
 ERR_NODISCARD enum err_code session_core_check(const struct session_core *core, struct err *err);
 
-/* Begin a session.  owner is passed to the sink.  A session that is closed and still has steps in
- * flight does not count.  Errors: ERR_BUSY (SESSION_MAX_COUNT are open). */
+/* Begin a session.  owner is passed to the sink.  quota null: every page and slot, which two such
+ * sessions share as a hand-over needs it (worker/README.md).  A session that is closed and still has
+ * steps in flight does not count.  Errors: ERR_BUSY (SESSION_MAX_COUNT are open). */
 ERR_NODISCARD enum err_code session_open(struct session_core *core, uint64_t epoch, void *owner,
                                          const struct session_quota *quota,
                                          struct session **out_session, struct err *err);

@@ -68,6 +68,10 @@ static enum err_code apply_admit(struct session *session, uint64_t msg_seq,
     if (!session_has_room(session, 1)) {
         return ERR_OK;
     }
+    bool is_full = core->alive_count >= core->slots;
+    if (is_full && !session->has_own_quota && core->alive_count > session->sequence_count) {
+        return ERR_OK; /* it was sent before the frontend knew of the other session: that one's end */
+    }
     struct err why;
     enum err_code code = check_admit(session, admit, &why);
     if (code == ERR_OK && core->free_slot_count == 0) {

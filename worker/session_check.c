@@ -147,6 +147,38 @@ static enum err_code check_sequences(const struct session_core *core, struct err
     return ERR_OK;
 }
 
+/* What sessions may have adds up to what there is, and nobody has more. */
+static enum err_code check_shares(const struct session_core *core, struct err *err)
+{
+    struct session_share sum = {0};
+    bool is_shared = false;
+    for (uint32_t i = 0; i < core->session_count; i++) {
+        const struct session *session = core->sessions[i];
+        if (!session->is_open || session->has_own_quota) {
+            continue;
+        }
+        const struct session_share share = session_share_of(session);
+        is_shared = true;
+        sum.slots += share.slots;
+        for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+            sum.pages[f] += share.pages[f];
+            if (session->held_pages[f] > share.pages[f]) {
+                return differs(err, "pages of a session beyond its share", session->held_pages[f],
+                               share.pages[f]);
+            }
+        }
+    }
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT && is_shared; f++) {
+        if (sum.pages[f] != core->line.pools[f].page_count) {
+            return differs(err, "pages shared out", sum.pages[f], core->line.pools[f].page_count);
+        }
+    }
+    if (is_shared && sum.slots != core->slots) {
+        return differs(err, "slots shared out", sum.slots, core->slots);
+    }
+    return ERR_OK;
+}
+
 enum err_code session_core_check(const struct session_core *core, struct err *err)
 {
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
@@ -162,6 +194,7 @@ enum err_code session_core_check(const struct session_core *core, struct err *er
         }
     }
     enum err_code code = check_sequences(core, err);
+    code = code == ERR_OK ? check_shares(core, err) : code;
     for (uint32_t i = 0; i < core->session_count && code == ERR_OK; i++) {
         code = check_session(core, core->sessions[i], err);
     }

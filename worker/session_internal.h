@@ -4,6 +4,7 @@
  *   session_tell.c     room in the ring, figures, what is told outside of steps
  *   session_apply.c    what each message does when its turn comes
  *   session_collect.c  what becomes of a finished step
+ *   session_quota.c    how two sessions share pages and slots
  *   session_check.c    everything recomputed */
 #ifndef WORKER_SESSION_INTERNAL_H
 #define WORKER_SESSION_INTERNAL_H
@@ -22,12 +23,20 @@
 /* Open ones, and closed ones that still have a step in flight. */
 #define SESSION_MAX_KEPT (SESSION_MAX_COUNT + STEP_MAX_DEPTH)
 
+/* Pages and slots that a session may have. */
+struct session_share {
+    uint32_t pages[RUNNER_FAMILY_COUNT];
+    uint32_t slots;
+};
+
 struct session {
     struct session_core *core;
     uint64_t epoch;
     void *owner;  /* borrowed by the sink's callbacks while is_open */
     bool is_open; /* false: kept until its last step is collected */
-    struct session_quota quota;
+    bool has_own_quota;
+    struct session_quota quota;   /* where it has its own */
+    struct session_share granted; /* as the younger of two that share; never falls meanwhile */
     uint32_t held_pages[RUNNER_FAMILY_COUNT];
     struct inbox inbox;
     struct seq_index index;
@@ -73,9 +82,16 @@ struct publish_to session_to(struct session *session);
  * otherwise. */
 bool session_has_room(struct session *session, uint32_t count);
 
-struct result_figures session_figures(const struct session *session);
+/* Settles the shares first. */
+struct result_figures session_figures(struct session *session);
 void session_note_told(struct session *session, const struct result_figures *figures);
 uint32_t session_steps_in_flight(const struct session *session);
+
+/* Grant the younger of two sessions what the elder does not need. */
+void session_settle_shares(struct session_core *core);
+
+/* As last settled; everything for a session alone. */
+struct session_share session_share_of(const struct session *session);
 
 /* The device is lost; returns ERR_DEVICE. */
 enum err_code session_lose_device(struct session_core *core, const struct err *why);

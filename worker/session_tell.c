@@ -46,7 +46,7 @@ static uint32_t claims_of_older(const struct session *session, enum runner_famil
     bool is_older = true;
     for (uint32_t i = 0; i < core->session_count; i++) {
         const struct session *other = core->sessions[i];
-        uint32_t quota = other->is_open ? other->quota.pages[family] : 0;
+        uint32_t quota = other->is_open ? session_share_of(other).pages[family] : 0;
         promised += quota;
         is_older = is_older && other != session;
         if (is_older && quota > other->held_pages[family]) {
@@ -56,9 +56,8 @@ static uint32_t claims_of_older(const struct session *session, enum runner_famil
     return promised <= core->line.pools[family].page_count ? claimed : 0;
 }
 
-static uint32_t quota_left(const struct session *session, enum runner_family family)
+static uint32_t quota_left(const struct session *session, uint32_t quota, enum runner_family family)
 {
-    uint32_t quota = session->quota.pages[family];
     uint32_t held = session->held_pages[family];
     uint32_t available = pool_available(&session->core->line.pools[family]);
     uint32_t claimed = claims_of_older(session, family);
@@ -66,12 +65,17 @@ static uint32_t quota_left(const struct session *session, enum runner_family fam
     return num_min(mine, available > claimed ? available - claimed : 0);
 }
 
-struct result_figures session_figures(const struct session *session)
+struct result_figures session_figures(struct session *session)
 {
+    session_settle_shares(session->core);
+    struct session_share share = session_share_of(session);
     return (struct result_figures){
         .applied = session->applied,
-        .local_quota_left_pages = quota_left(session, RUNNER_FAMILY_LOCAL),
-        .global_quota_left_pages = quota_left(session, RUNNER_FAMILY_GLOBAL),
+        .local_quota_left_pages =
+            quota_left(session, share.pages[RUNNER_FAMILY_LOCAL], RUNNER_FAMILY_LOCAL),
+        .global_quota_left_pages =
+            quota_left(session, share.pages[RUNNER_FAMILY_GLOBAL], RUNNER_FAMILY_GLOBAL),
+        .slots_withheld = session->core->slots - share.slots,
     };
 }
 
@@ -103,7 +107,8 @@ void session_tell_state(struct session *session)
 {
     struct result_figures figures = session_figures(session);
     bool is_told = figures.local_quota_left_pages == session->told.local_quota_left_pages &&
-                   figures.global_quota_left_pages == session->told.global_quota_left_pages;
+                   figures.global_quota_left_pages == session->told.global_quota_left_pages &&
+                   figures.slots_withheld == session->told.slots_withheld;
     if (is_told || session_steps_in_flight(session) > 0 || !session_has_room(session, 1)) {
         return;
     }

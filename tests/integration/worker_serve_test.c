@@ -158,8 +158,6 @@ static void test_a_nonce_gets_one_session(void)
     uint64_t epoch = client->epoch;
     test_true(worker_client_try_attach(client, 500, &fault));
     test_eq_u64(client->epoch, epoch);
-    test_true(!worker_client_try_attach(client, 501, &fault));
-    test_eq_u64(fault.code, ERR_BUSY);
     worker_client_dial(client);
     const struct plan_message ping = {.type = PLAN_PING};
     (void)worker_client_send(client, &ping);
@@ -172,6 +170,46 @@ static void test_a_nonce_gets_one_session(void)
     test_true(!worker_client_try_attach(client, 500, &fault));
     test_eq_u64(fault.code, ERR_STALE);
     test_eq_u64(worker_client_stats(client).sessions, 1);
+    worker_rig_close(&rig);
+}
+
+/* Two sessions at most: each is told its share, and each gets the other's when that one ends. */
+static void test_two_sessions_share_and_a_third_is_refused(void)
+{
+    struct worker_rig rig;
+    struct worker_client younger;
+    struct worker_client third;
+    struct hello_fault fault;
+    const struct plan_message ping = {.type = PLAN_PING};
+    worker_rig_open(&rig, NULL);
+    worker_client_open(&younger, rig.process.run_dir);
+    worker_client_open(&third, rig.process.run_dir);
+    worker_client_attach(&rig.client);
+    (void)worker_client_send(&rig.client, &ping);
+    struct result_record pong = worker_client_expect(&rig.client, RESULT_PONG, 5000);
+    test_eq_u64(pong.as.pong.figures.global_quota_left_pages, rig.client.welcome.global_pages);
+    test_eq_u64(pong.as.pong.figures.slots_withheld, 0);
+    worker_client_attach(&younger);
+    test_true(!worker_client_try_attach(&third, 900, &fault));
+    test_eq_u64(fault.code, ERR_BUSY);
+    test_true(strncmp(fault.text.at, "2 sessions are alive, at most 2", fault.text.byte_count) ==
+              0);
+    struct result_record state = worker_client_expect(&rig.client, RESULT_STATE, 5000);
+    uint32_t elders = state.as.state.figures.global_quota_left_pages;
+    test_true(elders > 0 && elders < rig.client.welcome.global_pages);
+    (void)worker_client_send(&younger, &ping);
+    pong = worker_client_expect(&younger, RESULT_PONG, 5000);
+    test_eq_u64(pong.as.pong.figures.global_quota_left_pages + elders,
+                rig.client.welcome.global_pages);
+    test_eq_u64(pong.as.pong.figures.slots_withheld + state.as.state.figures.slots_withheld,
+                rig.client.welcome.slots);
+    worker_client_detach(&rig.client);
+    state = worker_client_expect(&younger, RESULT_STATE, 5000);
+    test_eq_u64(state.as.state.figures.global_quota_left_pages, younger.welcome.global_pages);
+    test_eq_u64(state.as.state.figures.slots_withheld, 0);
+    worker_client_attach(&third);
+    worker_client_close(&third);
+    worker_client_close(&younger);
     worker_rig_close(&rig);
 }
 
@@ -289,6 +327,7 @@ static const struct test_case cases[] = {
     TEST(test_ping_is_answered_by_the_executor),
     TEST(test_what_differs_is_named),
     TEST(test_a_nonce_gets_one_session),
+    TEST(test_two_sessions_share_and_a_third_is_refused),
     TEST(test_logprobs_of_prompt_and_output),
     TEST(test_a_mask_decides_what_is_sampled),
     TEST(test_an_idle_worker_uses_no_cpu),

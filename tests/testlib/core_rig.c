@@ -72,12 +72,9 @@ void rig_open(struct core_rig *rig, struct rig_session *session, const struct se
         .epoch = rig->next_epoch++,
         .next_msg_seq = 1,
     };
-    struct session_quota all = session_core_all_pages(rig->core);
     struct err err;
     buf_init(&session->records);
-    test_ok(session_open(rig->core, session->epoch, session, quota == NULL ? &all : quota,
-                         &session->session, &err),
-            &err);
+    test_ok(session_open(rig->core, session->epoch, session, quota, &session->session, &err), &err);
 }
 
 void rig_close(struct rig_session *session)

@@ -47,7 +47,7 @@ void rig_init(struct core_rig *rig, struct runner *runner, bool is_model,
               const struct session_limits *limits, struct inject *inject);
 void rig_fini(struct core_rig *rig);
 
-/* quota null: every page. */
+/* quota null: every page, shared with another such session. */
 void rig_open(struct core_rig *rig, struct rig_session *session, const struct session_quota *quota);
 
 /* Closes, and frees the records kept. */

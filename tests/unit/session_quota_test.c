@@ -1,0 +1,267 @@
+/* How two sessions share pages and slots: every figure by hand. */
+#include "tests/testlib/core_bench.h"
+#include "tests/testlib/model_runner.h"
+#include "tests/testlib/test.h"
+
+enum {
+    CONTEXT = 256,     /* a full request: 16 global pages, 13 local ones while its prompt runs */
+    DECODING_LOCAL = 6 /* local pages of a long one that decodes: ceil((64 + 16 + 15) / 16) */
+};
+
+/* Pools of 40 and 80 pages, page 16, window 64, steps of 128 tokens, 6 slots. */
+static void setup(struct core_bench *bench)
+{
+    struct runner_limits limits = bench_limits();
+    limits.max_context_tokens = CONTEXT;
+    bench_setup_limits(bench, &limits, 1024);
+}
+
+static struct result_figures ask(struct rig_session *session)
+{
+    rig_ping(session, 1);
+    rig_advance(session->rig);
+    return rig_last(session, RESULT_PONG, 0)->as.pong.figures;
+}
+
+static void expect(struct rig_session *session, uint32_t local_pages, uint32_t global_pages,
+                   uint32_t slots)
+{
+    struct result_figures figures = ask(session);
+    test_eq_u64(figures.local_quota_left_pages, local_pages);
+    test_eq_u64(figures.global_quota_left_pages, global_pages);
+    test_eq_u64(BENCH_SLOTS - figures.slots_withheld, slots);
+}
+
+static void admit_full(struct core_bench *bench, struct rig_session *session, uint64_t seq_id)
+{
+    struct plan_admit admit = rig_plain_admit(seq_id, bench->prompt, 60, CONTEXT);
+    rig_admit(session, &admit);
+}
+
+static void end_sequence(struct rig_session *session, uint64_t seq_id)
+{
+    rig_cancel(session, seq_id);
+    rig_release(session, seq_id);
+    rig_advance(session->rig);
+}
+
+static void test_idle_elder_keeps_room_for_one_request(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    setup(&bench);
+    expect(&bench.session, 40, 80, 6);
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&bench.session, 13, 16, 3);
+    expect(&younger, 27, 64, 3);
+    rig_close(&younger);
+    expect(&bench.session, 40, 80, 6);
+    bench_teardown(&bench);
+}
+
+static void test_admitted_requests_keep_what_they_need(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    setup(&bench);
+    for (uint64_t id = 1; id <= 2; id++) {
+        admit_full(&bench, &bench.session, id);
+        bench_row(&bench, id, 0, 60);
+    }
+    bench_run(&bench); /* both decode: 4 pages held of each family, 6 and 16 at most */
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&bench.session, 13 - 8, 32 - 8, 3); /* the local floor: 13 for one full request */
+    expect(&younger, 27, 48, 3);
+    admit_full(&bench, &younger, 1);
+    expect(&younger, 27, 48, 3); /* nothing is taken before it runs */
+    end_sequence(&bench.session, 1);
+    expect(&bench.session, 13 - 4, 16 - 4, 3);
+    expect(&younger, 27, 64, 3); /* what is given back moves over */
+    end_sequence(&bench.session, 2);
+    expect(&bench.session, 13, 16, 3);
+    rig_close(&bench.session);
+    expect(&younger, 40, 80, 6);
+    rig_close(&younger);
+    rig_open(&bench.rig, &bench.session, NULL);
+    bench_teardown(&bench);
+}
+
+static void test_elder_is_cut_to_the_pool_less_a_full_request(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    setup(&bench);
+    for (uint64_t id = 1; id <= 5; id++) {
+        admit_full(&bench, &bench.session, id);
+    }
+    bench_row(&bench, 1, 0, 60);
+    bench_run(&bench);
+    rig_open(&bench.rig, &younger, NULL);
+    /* owed: 6 + 4 x 13 local, 5 x 16 global, of which 4 are held; at most 27 and 64 by the rule, but
+     * STEPs on their way may take 2 x (8 + 5) */
+    expect(&bench.session, 26, 64 - 4, 5);
+    expect(&younger, 40 - 30, 16, 1);
+    for (uint64_t id = 2; id <= 3; id++) {
+        end_sequence(&bench.session, id);
+    }
+    expect(&younger, 13, 32, 3);
+    rig_close(&younger);
+    bench_teardown(&bench);
+}
+
+/* The most that may be cut leaves one of them what it needs to end. */
+static void test_a_held_pool_leaves_one_request_its_end(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    struct runner_limits limits = bench_limits();
+    limits.max_context_tokens = 1024; /* a full request: 64 of the 80 global pages */
+    bench_setup_limits(&bench, &limits, 1024);
+    for (uint64_t id = 1; id <= 5; id++) {
+        struct plan_admit admit = rig_plain_admit(id, bench.prompt, 60, id == 1 ? 400 : 80);
+        rig_admit(&bench.session, &admit);
+        bench_row(&bench, id, 0, 60);
+    }
+    bench_run(&bench);
+    rig_open(&bench.rig, &younger, NULL);
+    /* 20 pages are held; 2 + 4 more local ones are owed, and 21 + 4 global ones, beyond the 16 of
+     * the rule: the STEPs on their way alone may take 26 */
+    expect(&bench.session, 6, 25, 5);
+    expect(&younger, 40 - 26, 80 - 45, 1);
+    rig_close(&younger);
+    bench_teardown(&bench);
+}
+
+static void test_what_was_granted_is_not_taken_back(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    setup(&bench);
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&younger, 27, 64, 3);
+    /* Sent before the elder knew of the other. */
+    for (uint64_t id = 1; id <= 5; id++) {
+        admit_full(&bench, &bench.session, id);
+    }
+    expect(&younger, 27, 64, 3);
+    expect(&bench.session, 13, 16, 3);
+    struct session_stats stats;
+    session_core_stats(bench.rig.core, &stats);
+    test_eq_u64(stats.sequences, 5);
+    rig_close(&younger);
+    bench_teardown(&bench);
+}
+
+static void test_admit_waits_for_a_slot_of_the_other(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    setup(&bench);
+    for (uint64_t id = 1; id <= BENCH_SLOTS; id++) {
+        admit_full(&bench, &bench.session, id);
+    }
+    rig_advance(&bench.rig);
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&younger, 40 - 28, 16, 0);
+    admit_full(&bench, &younger, 1); /* against its figures: it waits, nothing is refused */
+    rig_advance(&bench.rig);
+    test_eq_u64(rig_count(&younger, RESULT_ADMITTED, 1), 0);
+    test_eq_u64(rig_count(&younger, RESULT_REFUSED, 1), 0);
+    end_sequence(&bench.session, 4);
+    test_eq_u64(rig_count(&younger, RESULT_ADMITTED, 1), 1);
+    test_eq_u64(ask(&younger).slots_withheld, 5);
+    /* Its own slots are full without the other: that is refused. */
+    rig_close(&bench.session);
+    for (uint64_t id = 2; id <= BENCH_SLOTS + 1; id++) {
+        admit_full(&bench, &younger, id);
+    }
+    rig_advance(&bench.rig);
+    test_eq_u64(rig_count(&younger, RESULT_REFUSED, BENCH_SLOTS + 1), 1);
+    rig_close(&younger);
+    rig_open(&bench.rig, &bench.session, NULL);
+    bench_teardown(&bench);
+}
+
+/* Figures that change by the other session's doing are told without being asked for. */
+static void test_moved_pages_are_told(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    setup(&bench);
+    for (uint64_t id = 1; id <= 4; id++) {
+        admit_full(&bench, &bench.session, id);
+    }
+    rig_advance(&bench.rig);
+    rig_open(&bench.rig, &younger, NULL);
+    rig_advance(&bench.rig);
+    const struct result_record *state = rig_last(&younger, RESULT_STATE, 0);
+    test_eq_u64(state->as.state.figures.global_quota_left_pages, 16);
+    test_eq_u64(state->as.state.figures.slots_withheld, 4);
+    state = rig_last(&bench.session, RESULT_STATE, 0);
+    test_eq_u64(state->as.state.figures.global_quota_left_pages, 64);
+    test_eq_u64(state->as.state.figures.slots_withheld, 2);
+    end_sequence(&bench.session, 1);
+    state = rig_last(&younger, RESULT_STATE, 0);
+    test_eq_u64(state->as.state.figures.global_quota_left_pages, 32);
+    test_eq_u64(state->as.state.figures.slots_withheld, 3);
+    rig_close(&bench.session);
+    rig_advance(&bench.rig);
+    state = rig_last(&younger, RESULT_STATE, 0);
+    test_eq_u64(state->as.state.figures.global_quota_left_pages, 80);
+    test_eq_u64(state->as.state.figures.slots_withheld, 0);
+    rig_close(&younger);
+    rig_open(&bench.rig, &bench.session, NULL);
+    bench_teardown(&bench);
+}
+
+/* A reader that stalls stops its own session's steps only. */
+static void test_full_ring_stops_its_own_session(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    struct runner_limits limits = bench_limits();
+    bench_setup_limits(&bench, &limits, 8);
+    rig_open(&bench.rig, &younger, NULL);
+    struct rig_session *both[] = {&bench.session, &younger};
+    for (uint32_t s = 0; s < 2; s++) {
+        struct plan_admit admit = rig_plain_admit(1, bench.prompt, 5, 100);
+        rig_admit(both[s], &admit);
+        struct wire_row row = {.seq_id = 1, .count = 5};
+        rig_step(both[s], 0, &row, 1);
+    }
+    for (uint32_t i = 0; i < 20; i++) {
+        struct wire_row row = {.seq_id = 1};
+        rig_step(&bench.session, 0, &row, 1);
+        rig_step(&younger, 0, &row, 1);
+        rig_advance(&bench.rig);
+        (void)model_runner_complete(bench.runner, 8);
+        rig_advance(&bench.rig);
+        rig_read_all(&younger); /* the elder's are never read */
+    }
+    test_eq_u64(rig_count(&younger, RESULT_STEP_DONE, 0), 21);
+    test_true(rig_count(&bench.session, RESULT_STEP_DONE, 0) < 6);
+    rig_read_all(&bench.session);
+    for (uint32_t i = 0; i < 20; i++) {
+        bench_run(&bench);
+        rig_read_all(&bench.session);
+    }
+    test_eq_u64(rig_count(&bench.session, RESULT_STEP_DONE, 0), 21); /* nothing was lost */
+    rig_close(&younger);
+    bench_teardown(&bench);
+}
+
+static const struct test_case cases[] = {
+    TEST(test_idle_elder_keeps_room_for_one_request),
+    TEST(test_admitted_requests_keep_what_they_need),
+    TEST(test_elder_is_cut_to_the_pool_less_a_full_request),
+    TEST(test_a_held_pool_leaves_one_request_its_end),
+    TEST(test_what_was_granted_is_not_taken_back),
+    TEST(test_admit_waits_for_a_slot_of_the_other),
+    TEST(test_moved_pages_are_told),
+    TEST(test_full_ring_stops_its_own_session),
+};
+
+int main(int argc, char **argv)
+{
+    return test_main(argc, argv, cases, sizeof(cases) / sizeof(cases[0]));
+}

@@ -1,0 +1,167 @@
+/* How two sessions share pages and slots while one frontend hands over to the next.
+ *
+ * A session alone has everything.  When a second one opens, the elder keeps what its sequences hold
+ * and can still need, in pages at most the pool less one full request; but no less of that need than
+ * lets one of them reach its end and the STEPs on their way run.  As long as it lives it has room for
+ * one full request and half the slots, for what its clients still send.  The younger one has the
+ * rest, and what the elder's sequences give back moves over to it.  What was granted to the younger
+ * one is never taken back, so that plans made with the figures it was told stay good. */
+#include <stddef.h>
+
+#include "common/num.h"
+#include "worker/session_internal.h"
+
+enum {
+    DECODES_AHEAD = 16 /* decode rows of one sequence that no frontend has outstanding at once */
+};
+
+/* What a session's sequences hold and may come to hold. */
+struct claims {
+    uint64_t owed_pages[RUNNER_FAMILY_COUNT];
+    uint32_t largest_pages[RUNNER_FAMILY_COUNT]; /* most that one sequence can still need */
+    uint32_t sequences;
+};
+
+static void peak_of(const struct session_core *core, uint32_t total_tokens, uint32_t ahead_tokens,
+                    uint32_t out_pages[RUNNER_FAMILY_COUNT])
+{
+    const struct account_geometry *geometry = &core->line.geometry;
+    struct account_need peak = account_peak(geometry, total_tokens, ahead_tokens);
+    out_pages[RUNNER_FAMILY_LOCAL] = num_min(peak.local_pages, account_local_table_pages(geometry));
+    out_pages[RUNNER_FAMILY_GLOBAL] = peak.global_pages;
+}
+
+static void add_sequence(struct claims *claims, const struct session_core *core,
+                         const struct sequence *seq)
+{
+    bool is_decoding = seq->account.launched_tokens >= seq->prompt_tokens;
+    uint32_t peak[RUNNER_FAMILY_COUNT];
+    peak_of(core, seq->max_total_tokens,
+            is_decoding ? DECODES_AHEAD : core->limits.runner.max_step_tokens, peak);
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        uint32_t held = seq_held_pages(seq, (enum runner_family)f);
+        uint32_t more = peak[f] > held ? peak[f] - held : 0;
+        claims->owed_pages[f] += more;
+        claims->largest_pages[f] = num_max(claims->largest_pages[f], more);
+    }
+}
+
+static struct claims claims_of(const struct session *session)
+{
+    const struct session_core *core = session->core;
+    struct claims claims = {.sequences = session->sequence_count};
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        claims.owed_pages[f] = session->held_pages[f];
+    }
+    for (uint32_t slot = 0; slot < core->limits.runner.slots; slot++) {
+        const struct sequence *seq = &core->sequences[slot];
+        bool is_live = seq->state == SEQ_STATE_WAITING || seq->state == SEQ_STATE_RUNNING;
+        if (is_live && seq->session == session) {
+            add_sequence(&claims, core, seq);
+        }
+    }
+    for (const struct inbox_entry *entry = session->inbox.first; entry != NULL;
+         entry = entry->next) {
+        if (!entry->is_malformed && entry->message.type == PLAN_ADMIT) {
+            uint32_t peak[RUNNER_FAMILY_COUNT];
+            peak_of(core, entry->message.as.admit.max_total, core->limits.runner.max_step_tokens,
+                    peak);
+            claims.owed_pages[RUNNER_FAMILY_LOCAL] += peak[RUNNER_FAMILY_LOCAL];
+            claims.owed_pages[RUNNER_FAMILY_GLOBAL] += peak[RUNNER_FAMILY_GLOBAL];
+            claims.sequences++;
+        }
+    }
+    return claims;
+}
+
+/* Most that the STEPs which a frontend has outstanding can take of a family. */
+static uint32_t step_pages(const struct session_core *core, uint32_t sequences)
+{
+    const struct runner_limits *runner = &core->limits.runner;
+    uint32_t rows = num_min(sequences, runner->max_step_rows);
+    return runner->pipeline_depth *
+           (num_ceil_div(runner->max_step_tokens, runner->page_tokens) + rows);
+}
+
+static uint32_t pages_of_elder(const struct session *elder, const struct claims *claims,
+                               enum runner_family family)
+{
+    const struct session_core *core = elder->core;
+    uint32_t all = core->line.pools[family].page_count;
+    uint32_t full[RUNNER_FAMILY_COUNT];
+    peak_of(core, core->limits.runner.max_context_tokens, core->limits.runner.max_step_tokens,
+            full);
+    uint32_t full_request = num_min(full[family], all);
+    uint32_t most = all - full_request;
+    uint64_t owed = claims->owed_pages[family];
+    uint64_t least = (uint64_t)elder->held_pages[family] +
+                     num_max(claims->largest_pages[family], step_pages(core, claims->sequences));
+    least = least < owed ? least : owed;
+    uint64_t pages = owed < most ? owed : most;
+    pages = pages > least ? pages : least;
+    uint32_t clients_still = num_min(full_request, most);
+    pages = pages > clients_still ? pages : clients_still;
+    return pages < all ? (uint32_t)pages : all;
+}
+
+/* The open sessions that share; returns how many there are. */
+static uint32_t find_sharing(const struct session_core *core, struct session **out_elder,
+                             struct session **out_younger)
+{
+    uint32_t count = 0;
+    *out_elder = NULL;
+    *out_younger = NULL;
+    for (uint32_t i = 0; i < core->session_count; i++) {
+        struct session *session = core->sessions[i];
+        if (session->is_open && !session->has_own_quota) {
+            *(count == 0 ? out_elder : out_younger) = session;
+            count++;
+        }
+    }
+    return count;
+}
+
+void session_settle_shares(struct session_core *core)
+{
+    struct session *elder;
+    struct session *younger;
+    uint32_t count = find_sharing(core, &elder, &younger);
+    if (count == 1) {
+        elder->granted = (struct session_share){0};
+    }
+    if (count != 2) {
+        return;
+    }
+    struct claims claims = claims_of(elder);
+    struct session_share *granted = &younger->granted;
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        uint32_t rest =
+            core->line.pools[f].page_count - pages_of_elder(elder, &claims, (enum runner_family)f);
+        granted->pages[f] = num_max(granted->pages[f], rest);
+    }
+    uint32_t slots = num_max(num_min(claims.sequences, core->slots), core->slots / 2);
+    granted->slots = num_max(granted->slots, core->slots - slots);
+}
+
+struct session_share session_share_of(const struct session *session)
+{
+    const struct session_core *core = session->core;
+    struct session_share share = {.slots = core->slots};
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        share.pages[f] =
+            session->has_own_quota ? session->quota.pages[f] : core->line.pools[f].page_count;
+    }
+    struct session *elder;
+    struct session *younger;
+    if (session->has_own_quota || find_sharing(core, &elder, &younger) != 2) {
+        return share;
+    }
+    if (session == younger) {
+        return younger->granted;
+    }
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        share.pages[f] -= younger->granted.pages[f];
+    }
+    share.slots -= younger->granted.slots;
+    return share;
+}
