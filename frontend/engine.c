@@ -13,6 +13,7 @@
 #include "common/mem.h"
 #include "frontend/drain.h"
 #include "frontend/link.h"
+#include "frontend/link_stats.h"
 #include "frontend/scheduler.h"
 
 #define DETACHED_WAIT_MS 30000
@@ -35,6 +36,7 @@ struct engine {
     /* engine thread only */
     struct sched *sched;
     struct link *link;
+    struct link_stats *worker_stats;
     struct drain drain; /* valid while is_draining */
     bool is_draining;
     uint64_t stale_before; /* stale records of sessions that have ended */
@@ -265,6 +267,7 @@ static void publish(struct engine *engine)
         .worker_attaches = engine->attaches,
     };
     sched_get_figures(engine->sched, &status.figures);
+    status.worker_heard_ns = link_stats_get(engine->worker_stats, &status.worker);
     for (uint32_t i = 0; i <= RESULT_FINISH_CANCEL; i++) {
         status.requests_finished[i] = stats.finished[i];
     }
@@ -326,11 +329,14 @@ static void *run(void *argument)
         uint64_t now_ns = clock_now_ns();
         sched_tick(engine->sched, now_ns);
         uint64_t deadline_ns = check_silence(engine, now_ns);
+        link_stats_poll(engine->worker_stats, engine->is_draining, now_ns);
         publish(engine);
+        uint64_t stats_ns = link_stats_wake_ns(engine->worker_stats, engine->is_draining);
         uint64_t link_ns = link_wake_ns(engine->link);
         uint64_t sched_ns = sched_wake_ns(engine->sched);
         deadline_ns = link_ns < deadline_ns ? link_ns : deadline_ns;
         deadline_ns = sched_ns < deadline_ns ? sched_ns : deadline_ns;
+        deadline_ns = stats_ns < deadline_ns ? stats_ns : deadline_ns;
         if (deadline_ns > now_ns) {
             sleep_until(engine, deadline_ns);
         }
@@ -391,6 +397,10 @@ enum err_code engine_create(const struct engine_options *options, struct engine 
     engine->status.welcome = engine->welcome;
     enum err_code code = link_create(&link_options, &engine->link, err);
     if (code == ERR_OK) {
+        code =
+            link_stats_create(options->run_dir, on_link_wake, engine, &engine->worker_stats, err);
+    }
+    if (code == ERR_OK) {
         code = start_thread(engine, err);
     }
     if (code != ERR_OK) {
@@ -424,6 +434,7 @@ void engine_destroy(struct engine *engine)
         }
         mem_free(mail);
     }
+    link_stats_destroy(engine->worker_stats);
     link_destroy(engine->link);
     for (uint32_t i = 0; i < MAX_TEXTS; i++) {
         mem_free(engine->texts[i]);
@@ -497,4 +508,12 @@ void engine_get_status(struct engine *engine, struct engine_status *out_status)
     out_status->is_ready =
         out_status->is_attached && engine->alive_ns != 0 && now_ns < engine->alive_ns + READY_NS;
     (void)pthread_mutex_unlock(&engine->mutex);
+}
+
+uint32_t engine_requests_that_fit(struct engine *engine, uint32_t total_tokens)
+{
+    (void)pthread_mutex_lock(&engine->mutex);
+    struct sched_limits limits = engine->gate.limits;
+    (void)pthread_mutex_unlock(&engine->mutex);
+    return sched_requests_that_fit(&limits, total_tokens);
 }

@@ -100,7 +100,12 @@ struct engine_status {
     uint64_t plans_refused;
     uint64_t records_stale;
     uint64_t worker_attaches;
+    struct hello_stats_answer worker; /* its own counters, at most a second old while attached */
+    uint64_t worker_heard_ns;         /* when they came; 0 never */
 };
 void engine_get_status(struct engine *engine, struct engine_status *out_status);
+
+/* Requests of total_tokens that fit beside each other into the last worker's pools and slots. */
+uint32_t engine_requests_that_fit(struct engine *engine, uint32_t total_tokens);
 
 #endif

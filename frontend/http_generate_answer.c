@@ -136,6 +136,13 @@ static void count_finish(struct http_call *call, enum api_finish finish)
     metrics->success_length += finish == API_FINISH_LENGTH;
     metrics_observe(metrics, METRICS_e2e, seconds_between(call->arrived_ns, call->last_ns));
     metrics_observe(metrics, METRICS_decode_time, seconds_between(call->first_ns, call->last_ns));
+    metrics_observe(metrics, METRICS_inference_time,
+                    seconds_between(call->admitted_ns, call->last_ns));
+    if (call->usage.output_tokens > 1) {
+        metrics_observe(metrics, METRICS_tpot,
+                        seconds_between(call->first_ns, call->last_ns) /
+                            (call->usage.output_tokens - 1));
+    }
     metrics_observe(metrics, METRICS_request_prompt, call->usage.prompt_tokens);
     metrics_observe(metrics, METRICS_request_output, call->usage.output_tokens);
 }
@@ -189,7 +196,9 @@ static void count_token(struct http_call *call, const struct engine_event *event
         metrics_observe(metrics, METRICS_prefill_time,
                         seconds_between(call->admitted_ns, event->time_ns));
     } else {
-        metrics_observe(metrics, METRICS_itl, seconds_between(call->last_ns, event->time_ns));
+        double seconds = seconds_between(call->last_ns, event->time_ns);
+        metrics_observe(metrics, METRICS_itl, seconds);
+        metrics_observe(metrics, METRICS_itl_old, seconds);
     }
     call->last_ns = event->time_ns;
 }

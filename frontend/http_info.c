@@ -4,6 +4,7 @@
 
 #include <h2o.h>
 
+#include "common/clock.h"
 #include "common/json.h"
 #include "frontend/app.h"
 #include "frontend/engine.h"
@@ -104,6 +105,69 @@ static double used_share(uint32_t left, uint32_t total)
     return total > 0 && left <= total ? 1.0 - (double)left / total : 0.0;
 }
 
+static double seconds_of(uint64_t ns)
+{
+    return (double)ns / (double)CLOCK_NS_PER_SEC;
+}
+
+static uint32_t held_pages(uint32_t pages, uint32_t cached_pages, uint32_t free_pages)
+{
+    uint32_t others = cached_pages + free_pages;
+    return pages > others ? pages - others
+                          : 0; /* of another worker than the pool's, for a second */
+}
+
+/* What the worker counts, of all sessions. */
+static void copy_worker(const struct engine_status *status, struct metrics *metrics)
+{
+    const struct hello_welcome *welcome = &status->welcome;
+    const struct hello_stats_answer *worker = &status->worker;
+    if (status->worker_heard_ns == 0) {
+        metrics->worker_age = -1;
+        return;
+    }
+    metrics->worker_age = seconds_of(clock_now_ns() - status->worker_heard_ns);
+    metrics->worker_sessions = worker->sessions;
+    metrics->worker_sequences = worker->sequences;
+    metrics->worker_steps = worker->steps;
+    metrics->worker_steps_failed = worker->steps_failed;
+    metrics->worker_sequences_failed = worker->sequences_failed;
+    metrics->worker_plans_refused = worker->plans_refused;
+    metrics->worker_malformed = worker->messages_malformed;
+    metrics->worker_stale = worker->messages_stale;
+    metrics->worker_busy = seconds_of(worker->busy_ns);
+    metrics->steady_steps = worker->steady_steps;
+    metrics->steady_host = seconds_of(worker->steady_host_ns);
+    metrics->steady_device = seconds_of(worker->steady_device_ns);
+    metrics->gaps = worker->gaps;
+    metrics->local_free = worker->local_pages_free;
+    metrics->global_free = worker->global_pages_free;
+    metrics->local_cached = worker->local_pages_cached;
+    metrics->global_cached = worker->global_pages_cached;
+    metrics->local_held =
+        held_pages(welcome->local_pages, worker->local_pages_cached, worker->local_pages_free);
+    metrics->global_held =
+        held_pages(welcome->global_pages, worker->global_pages_cached, worker->global_pages_free);
+}
+
+/* What the pools hold when nothing runs. */
+static void copy_capacity(const struct app *app, const struct engine_status *status,
+                          struct metrics *metrics)
+{
+    const struct hello_welcome *welcome = &status->welcome;
+    metrics->slots = welcome->slots;
+    metrics->page_tokens = welcome->page_tokens;
+    metrics->local_pages = welcome->local_pages;
+    metrics->global_pages = welcome->global_pages;
+    metrics->local_page_bytes = (double)welcome->local_page_bytes;
+    metrics->global_page_bytes = (double)welcome->global_page_bytes;
+    metrics->request_tokens = status->pool_tokens;
+    metrics->fit_1k = engine_requests_that_fit(app->engine, 1024);
+    metrics->fit_8k = engine_requests_that_fit(app->engine, 8192);
+    metrics->fit_32k = engine_requests_that_fit(app->engine, 32768);
+    metrics->fit_128k = engine_requests_that_fit(app->engine, 131072);
+}
+
 /* Figures that the engine counts. */
 static void copy_status(const struct app *app, const struct engine_status *status,
                         struct metrics *metrics)
@@ -121,8 +185,6 @@ static void copy_status(const struct app *app, const struct engine_status *statu
     metrics->steps = status->steps;
     metrics->plans_refused = status->plans_refused;
     metrics->records_stale = status->records_stale;
-    metrics->local_pages = welcome->local_pages;
-    metrics->global_pages = welcome->global_pages;
     metrics->local_left = status->figures.local_quota_left_pages;
     metrics->global_left = status->figures.global_quota_left_pages;
     metrics->cache_usage = 0;
@@ -136,6 +198,8 @@ void http_info_metrics(struct app *app, struct st_h2o_req_t *request)
     struct engine_status status;
     engine_get_status(app->engine, &status);
     copy_status(app, &status, &app->metrics);
+    copy_capacity(app, &status, &app->metrics);
+    copy_worker(&status, &app->metrics);
     struct buf body;
     buf_init(&body);
     metrics_render(&app->metrics, app->model.name, &body);

@@ -6,35 +6,27 @@
 
 #include <nng/nng.h>
 #include <nng/protocol/pair0/pair.h>
-#include <nng/protocol/reqrep0/req.h>
 
 #include "common/buf.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/shm.h"
+#include "frontend/link_ask.h"
 #include "frontend/link_internal.h"
 
-#define URL_BYTES 256
-
-/* Resend is off: a day is never reached, while "infinite" is read as "at once" by some versions.  The
- * nonce makes the one resend after a lost connection harmless. */
-#define NEVER_RESEND_MS 86400000
-
-#define ANSWER_TIMEOUT_MS 1000 /* of a control request; a frozen worker costs this much */
-#define RECONNECT_MIN_MS  10
-#define RECONNECT_MAX_MS  50
-#define DIAL_TIMEOUT_NS   (5 * CLOCK_NS_PER_SEC)
-#define LOADING_PAUSE_NS  (100 * CLOCK_NS_PER_MS)
-#define BUSY_PAUSE_NS     (20 * CLOCK_NS_PER_MS)
-#define RETRY_PAUSE_NS    (20 * CLOCK_NS_PER_MS)
-#define MISFIT_PAUSE_NS   (1 * CLOCK_NS_PER_SEC)
-#define UNSENT_MESSAGES   8192 /* nng's bound: a worker that takes none of them is lost */
+#define RECONNECT_MIN_MS 10
+#define RECONNECT_MAX_MS 50
+#define DIAL_TIMEOUT_NS  (5 * CLOCK_NS_PER_SEC)
+#define LOADING_PAUSE_NS (100 * CLOCK_NS_PER_MS)
+#define BUSY_PAUSE_NS    (20 * CLOCK_NS_PER_MS)
+#define RETRY_PAUSE_NS   (20 * CLOCK_NS_PER_MS)
+#define MISFIT_PAUSE_NS  (1 * CLOCK_NS_PER_SEC)
+#define UNSENT_MESSAGES  8192 /* nng's bound: a worker that takes none of them is lost */
 
 enum phase {
     PHASE_PAUSE,   /* until due_ns */
-    PHASE_SENDING, /* a control request */
-    PHASE_WAITING, /* for its answer */
+    PHASE_ASKING,  /* a control request */
     PHASE_DIALING, /* the plan socket, until due_ns */
     PHASE_ATTACHED,
     PHASE_LOST, /* reported by link_poll; until link_detach */
@@ -47,12 +39,9 @@ struct link {
     char name[HELLO_MAX_TEXT_BYTES];
 
     enum phase phase;
-    bool is_attaching; /* the request in flight is ATTACH */
+    struct link_ask *ask; /* owned */
+    bool is_attaching;    /* the request in flight is ATTACH */
     uint64_t due_ns;
-
-    nng_socket control;
-    nng_aio *aio;
-    atomic_bool aio_done; /* set by nng's thread */
 
     nng_socket plan;
     bool has_plan;
@@ -71,13 +60,6 @@ struct link {
     char lost_text[ERR_MESSAGE_BYTES];
     char logged_text[ERR_MESSAGE_BYTES]; /* the last misfit, logged once */
 };
-
-static void on_answer(void *argument)
-{
-    struct link *link = argument;
-    atomic_store_explicit(&link->aio_done, true, memory_order_release); /* L1: with L2 */
-    link->on_wake(link->owner);
-}
 
 static void on_pipe(nng_pipe pipe, nng_pipe_ev event, void *argument)
 {
@@ -109,53 +91,28 @@ static int dial(nng_socket socket, const char *url, size_t max_bytes)
     return result == 0 ? nng_dialer_start(dialer, NNG_FLAG_NONBLOCK) : result;
 }
 
-static int start_control(struct link *link, const char *url)
-{
-    int result = nng_req0_open(&link->control);
-    if (result != 0) {
-        return result;
-    }
-    result = nng_socket_set_ms(link->control, NNG_OPT_REQ_RESENDTIME, NEVER_RESEND_MS);
-    result = result == 0 ? dial(link->control, url, HELLO_MAX_MESSAGE_BYTES) : result;
-    if (result != 0) {
-        (void)nng_close(link->control); /* the first failure is the one to tell */
-    }
-    return result;
-}
-
 enum err_code link_create(const struct link_options *options, struct link **out_link,
                           struct err *err)
 {
-    char url[URL_BYTES];
-    int length = snprintf(url, sizeof(url), "ipc://%s/control.ipc", options->run_dir);
-    if (length < 0 || (size_t)length >= NNG_MAXADDRLEN) {
-        return err_set(err, ERR_ARGUMENT, "the run directory's path has %zu bytes, at most %d",
-                       strlen(options->run_dir), NNG_MAXADDRLEN - 20);
-    }
     struct link *link = mem_zalloc(1, sizeof(*link));
-    enum err_code code =
-        mem_arena_init(&link->arena, plan_decode_arena_bytes(HELLO_MAX_MESSAGE_BYTES), err);
-    if (code != ERR_OK) {
-        mem_free(link);
-        return code;
-    }
     link->on_wake = options->on_wake;
     link->owner = options->owner;
     link->tokenizer_hash = options->tokenizer_hash;
     (void)snprintf(link->name, sizeof(link->name), "%s",
                    options->name); /* cut is fine: a log name */
     buf_init(&link->bytes);
-    int result = nng_aio_alloc(&link->aio, on_answer, link);
-    result = result == 0 ? start_control(link, url) : result;
-    if (result != 0) {
-        nng_aio_free(link->aio);
-        mem_arena_fini(&link->arena);
-        mem_free(link);
-        return nng_failed(result, url, err);
+    enum err_code code =
+        mem_arena_init(&link->arena, plan_decode_arena_bytes(HELLO_MAX_MESSAGE_BYTES), err);
+    if (code == ERR_OK) {
+        code = link_ask_create(options->run_dir, options->on_wake, options->owner, &link->ask, err);
     }
-    nng_aio_set_timeout(link->aio, ANSWER_TIMEOUT_MS);
-    char quoted[URL_BYTES + 16];
-    log_info("link", "waiting_for_worker", "at=%s", log_quote(url, quoted, sizeof(quoted)));
+    if (code != ERR_OK) {
+        link_destroy(link);
+        return code;
+    }
+    char quoted[2 * ERR_MESSAGE_BYTES];
+    log_info("link", "waiting_for_worker", "run_dir=%s",
+             log_quote(options->run_dir, quoted, sizeof(quoted)));
     *out_link = link;
     return ERR_OK;
 }
@@ -191,7 +148,6 @@ static void log_misfit(struct link *link, const char *text)
 static void send_request(struct link *link, uint64_t now_ns)
 {
     struct err err;
-    nng_msg *request = NULL;
     buf_reset(&link->bytes);
     const uint64_t *nonce = link->is_attaching ? &link->nonce : NULL;
     if (link_put_request(link->name, nonce, &link->bytes, &err) != ERR_OK) {
@@ -199,22 +155,11 @@ static void send_request(struct link *link, uint64_t now_ns)
         pause_for(link, now_ns, MISFIT_PAUSE_NS);
         return;
     }
-    if (nng_msg_alloc(&request, link->bytes.used_bytes) != 0) {
+    if (!link_ask_send(link->ask, &link->bytes)) {
         pause_for(link, now_ns, RETRY_PAUSE_NS);
         return;
     }
-    memcpy(nng_msg_body(request), link->bytes.at, link->bytes.used_bytes);
-    atomic_store_explicit(&link->aio_done, false, memory_order_relaxed);
-    nng_aio_set_msg(link->aio, request);
-    nng_send_aio(link->control, link->aio);
-    link->phase = PHASE_SENDING;
-}
-
-static void receive_answer(struct link *link)
-{
-    atomic_store_explicit(&link->aio_done, false, memory_order_relaxed);
-    nng_recv_aio(link->control, link->aio);
-    link->phase = PHASE_WAITING;
+    link->phase = PHASE_ASKING;
 }
 
 void link_destroy(struct link *link)
@@ -222,24 +167,7 @@ void link_destroy(struct link *link)
     if (link == NULL) {
         return;
     }
-    if (link->phase == PHASE_SENDING &&
-        atomic_load_explicit(&link->aio_done, memory_order_acquire) &&
-        nng_aio_result(link->aio) == 0) {
-        receive_answer(link); /* L2: with L1 */
-    }
-    if (link->phase == PHASE_WAITING) {
-        /* At most ANSWER_TIMEOUT_MS.  nng (seen in 1.5) waits forever for a pipe that is closed between
-         * a message's length and its body. */
-        nng_aio_wait(link->aio);
-    }
-    nng_aio_stop(link->aio); /* no callback runs after this */
-    bool has_failed = nng_aio_result(link->aio) != 0;
-    if ((link->phase == PHASE_SENDING && has_failed) ||
-        (link->phase == PHASE_WAITING && !has_failed)) {
-        nng_msg_free(nng_aio_get_msg(link->aio)); /* not sent, or answered and not looked at */
-    }
-    (void)nng_close(link->control);
-    nng_aio_free(link->aio);
+    link_ask_destroy(link->ask);
     close_plan(link);
     buf_fini(&link->bytes);
     mem_arena_fini(&link->arena);
@@ -331,17 +259,15 @@ static void take_fault(struct link *link, const struct hello_fault *fault, uint6
     pause_for(link, now_ns, fault->code == ERR_BUSY ? BUSY_PAUSE_NS : MISFIT_PAUSE_NS);
 }
 
-static enum link_change take_answer(struct link *link, uint64_t now_ns)
+static enum link_change take_answer(struct link *link, const void *bytes, size_t byte_count,
+                                    uint64_t now_ns)
 {
-    nng_msg *answer = nng_aio_get_msg(link->aio);
     struct hello_message message;
     struct err err;
     bool was_attaching = link->is_attaching;
     link->is_attaching = false;
     mem_arena_reset(&link->arena);
-    enum err_code code =
-        hello_decode(nng_msg_body(answer), nng_msg_len(answer), &link->arena, &message, &err);
-    nng_msg_free(answer); /* texts are in the arena */
+    enum err_code code = hello_decode(bytes, byte_count, &link->arena, &message, &err);
     if (code != ERR_OK) {
         log_misfit(link, err.message);
         pause_for(link, now_ns, MISFIT_PAUSE_NS);
@@ -360,26 +286,19 @@ static enum link_change take_answer(struct link *link, uint64_t now_ns)
     return LINK_CHANGE_NONE;
 }
 
-/* The request in flight has gone out, was answered, or failed. */
 static enum link_change step_request(struct link *link, uint64_t now_ns)
 {
-    if (!atomic_load_explicit(&link->aio_done, memory_order_acquire)) { /* L2: with L1 */
-        return LINK_CHANGE_NONE;
+    const void *bytes = NULL;
+    size_t byte_count = 0;
+    switch (link_ask_poll(link->ask, &bytes, &byte_count)) {
+    case LINK_ASK_ANSWERED: return take_answer(link, bytes, byte_count, now_ns);
+    case LINK_ASK_NONE:
+    case LINK_ASK_FAILED:
+        link->is_attaching = false;
+        pause_for(link, now_ns, RETRY_PAUSE_NS);
+        break;
+    case LINK_ASK_PENDING: break;
     }
-    nng_aio_wait(link->aio); /* the callback has set the flag and is about to return */
-    int result = nng_aio_result(link->aio);
-    if (result == 0 && link->phase == PHASE_SENDING) {
-        receive_answer(link);
-        return LINK_CHANGE_NONE;
-    }
-    if (result == 0) {
-        return take_answer(link, now_ns);
-    }
-    if (link->phase == PHASE_SENDING) {
-        nng_msg_free(nng_aio_get_msg(link->aio)); /* a request that was not sent stays ours */
-    }
-    link->is_attaching = false;
-    pause_for(link, now_ns, RETRY_PAUSE_NS); /* nobody there, or no answer in time */
     return LINK_CHANGE_NONE;
 }
 
@@ -411,8 +330,7 @@ enum link_change link_poll(struct link *link, uint64_t now_ns)
                 send_request(link, now_ns);
             }
             break;
-        case PHASE_SENDING:
-        case PHASE_WAITING: change = step_request(link, now_ns); break;
+        case PHASE_ASKING: change = step_request(link, now_ns); break;
         case PHASE_DIALING: change = step_dialing(link, now_ns); break;
         case PHASE_ATTACHED:
             if (atomic_load_explicit(&link->pipe_gone, memory_order_acquire)) { /* L6: with L5 */
@@ -432,8 +350,7 @@ uint64_t link_wake_ns(const struct link *link)
     case PHASE_PAUSE:
     case PHASE_DIALING: return link->due_ns;
     case PHASE_LOST: return 0;
-    case PHASE_SENDING:
-    case PHASE_WAITING:
+    case PHASE_ASKING:
     case PHASE_ATTACHED: break;
     }
     return UINT64_MAX;

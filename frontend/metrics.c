@@ -19,6 +19,7 @@ static const double TOKENS_bounds[] = {1,    2,    5,    10,    20,    50,    10
 
 enum metric_kind {
     METRIC_KIND_COUNTER,
+    METRIC_KIND_SECONDS,
     METRIC_KIND_GAUGE,
     METRIC_KIND_HISTOGRAM,
 };
@@ -36,6 +37,8 @@ struct metric_row {
 static const struct metric_row rows[] = {
 #define COUNTER(member, name, labels, help) \
     {name, labels, help, offsetof(struct metrics, member), METRIC_KIND_COUNTER, 0, NULL},
+#define SECONDS(member, name, labels, help) \
+    {name, labels, help, offsetof(struct metrics, member), METRIC_KIND_SECONDS, 0, NULL},
 #define GAUGE(member, name, labels, help) \
     {name, labels, help, offsetof(struct metrics, member), METRIC_KIND_GAUGE, 0, NULL},
 #define HISTOGRAM(member, name, buckets, help)               \
@@ -48,6 +51,7 @@ static const struct metric_row rows[] = {
      buckets##_bounds},
 #include "frontend/metrics.def"
 #undef COUNTER
+#undef SECONDS
 #undef GAUGE
 #undef HISTOGRAM
 };
@@ -62,12 +66,14 @@ static const struct {
     uint32_t bound_count;
 } histograms[METRICS_HISTOGRAM_COUNT] = {
 #define COUNTER(member, name, labels, help)
+#define SECONDS(member, name, labels, help)
 #define GAUGE(member, name, labels, help)
 #define HISTOGRAM(member, name, buckets, help)           \
     {offsetof(struct metrics, member), buckets##_bounds, \
      sizeof(buckets##_bounds) / sizeof(buckets##_bounds[0])},
 #include "frontend/metrics.def"
 #undef COUNTER
+#undef SECONDS
 #undef GAUGE
 #undef HISTOGRAM
 };
@@ -91,9 +97,26 @@ void metrics_observe(struct metrics *metrics, enum metrics_histogram_id id, doub
     histogram->sum += value;
 }
 
+/* The format escapes these three and takes every other byte as it is. */
+static void put_label(struct buf *out, const char *name, const char *value)
+{
+    buf_printf(out, "%s=\"", name);
+    for (; *value != '\0'; value++) {
+        if (*value == '\n') {
+            buf_append_text(out, "\\n");
+            continue;
+        }
+        if (*value == '"' || *value == '\\') {
+            buf_append_char(out, '\\');
+        }
+        buf_append_char(out, *value);
+    }
+    buf_append_char(out, '"');
+}
+
 struct page {
     struct buf *out;
-    const char *label; /* model_name="..." */
+    const char *label; /* model_name="...", borrowed */
 };
 
 static void put_name(const struct page *page, const struct metric_row *row, const char *suffix,
@@ -136,6 +159,7 @@ static void put_value(const struct page *page, const struct metrics *metrics,
         buf_printf(page->out, "%llu\n", (unsigned long long)count);
         break;
     }
+    case METRIC_KIND_SECONDS:
     case METRIC_KIND_GAUGE: {
         double value = 0;
         memcpy(&value, at, sizeof(value));
@@ -152,11 +176,10 @@ static void put_value(const struct page *page, const struct metrics *metrics,
 
 void metrics_render(const struct metrics *metrics, const char *model_name, struct buf *out)
 {
-    static const char *const kind_texts[] = {"counter", "gauge", "histogram"};
+    static const char *const kind_texts[] = {"counter", "counter", "gauge", "histogram"};
     struct buf label;
     buf_init(&label);
-    buf_append_text(&label, "model_name=");
-    json_put_text(&label, model_name, strlen(model_name));
+    put_label(&label, "model_name", model_name);
     struct page page = {out, buf_text(&label)};
     const char *last_name = "";
     for (uint32_t i = 0; i < ROW_COUNT; i++) {

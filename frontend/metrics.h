@@ -18,20 +18,24 @@ struct metrics_histogram {
 
 struct metrics {
 #define COUNTER(member, name, labels, help)    uint64_t member;
+#define SECONDS(member, name, labels, help)    double member;
 #define GAUGE(member, name, labels, help)      double member;
 #define HISTOGRAM(member, name, buckets, help) struct metrics_histogram member;
 #include "frontend/metrics.def"
 #undef COUNTER
+#undef SECONDS
 #undef GAUGE
 #undef HISTOGRAM
 };
 
 enum metrics_histogram_id {
 #define COUNTER(member, name, labels, help)
+#define SECONDS(member, name, labels, help)
 #define GAUGE(member, name, labels, help)
 #define HISTOGRAM(member, name, buckets, help) METRICS_##member,
 #include "frontend/metrics.def"
 #undef COUNTER
+#undef SECONDS
 #undef GAUGE
 #undef HISTOGRAM
     METRICS_HISTOGRAM_COUNT

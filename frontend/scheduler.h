@@ -142,6 +142,10 @@ ERR_NODISCARD enum err_code sched_gate_check(const struct sched_gate *gate,
                                              const struct plan_admit *admit, uint64_t now_ns,
                                              struct err *err);
 
+/* Requests of total_tokens, prompt and output, that can decode beside each other; 0 without a
+ * worker. */
+uint32_t sched_requests_that_fit(const struct sched_limits *limits, uint32_t total_tokens);
+
 /* Asserts the bookkeeping of all requests; for tests. */
 bool sched_check(const struct sched *sched);
 

@@ -80,6 +80,21 @@ enum err_code sched_read_limits(const struct sched_options *options,
     return ERR_OK;
 }
 
+/* All but the last have left their prompts behind, which take more local pages. */
+uint32_t sched_requests_that_fit(const struct sched_limits *limits, uint32_t total_tokens)
+{
+    if (total_tokens == 0 || total_tokens > limits->max_context_tokens ||
+        !fits(limits, total_tokens)) {
+        return 0;
+    }
+    struct account_need peak = sched_peak(limits, total_tokens);
+    struct account_need low = account_peak(&limits->geometry, total_tokens, limits->depth);
+    uint32_t low_local = num_min(low.local_pages, peak.local_pages);
+    uint32_t by_local = 1 + (limits->local_pages - peak.local_pages) / low_local;
+    uint32_t by_global = limits->global_pages / peak.global_pages;
+    return num_min(num_min(by_local, by_global), limits->slots);
+}
+
 uint64_t sched_waiting_until_ns(const struct sched *sched)
 {
     if (sched->is_attached) {

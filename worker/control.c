@@ -188,7 +188,9 @@ static enum err_code answer_stats(struct control *control, struct err *err)
                             .steady_host_ns = stats.device.steady_host_ns,
                             .steady_device_ns = stats.device.steady_device_ns,
                             .gaps = stats.device.gaps,
-                            .longest_gap_ns = stats.device.longest_gap_ns},
+                            .longest_gap_ns = stats.device.longest_gap_ns,
+                            .local_pages_cached = stats.pages_cached[RUNNER_FAMILY_LOCAL],
+                            .global_pages_cached = stats.pages_cached[RUNNER_FAMILY_GLOBAL]},
     };
     answer(control, &message);
     return ERR_OK;

@@ -115,11 +115,12 @@ static void log_capacity(const struct capacity_wish *wish, const struct runner_l
     const uint32_t *pages = limits->pages;
     log_info(
         "capacity", "pools",
-        "local_pages=%u local_mb=%llu global_pages=%u global_mb=%llu page_tokens=%u",
-        pages[RUNNER_FAMILY_LOCAL],
+        "local_pages=%u local_page_bytes=%llu local_mb=%llu global_pages=%u global_page_bytes=%llu"
+        " global_mb=%llu page_tokens=%u",
+        pages[RUNNER_FAMILY_LOCAL], (unsigned long long)wish->page_bytes[RUNNER_FAMILY_LOCAL],
         (unsigned long long)(pages[RUNNER_FAMILY_LOCAL] * wish->page_bytes[RUNNER_FAMILY_LOCAL] >>
                              20),
-        pages[RUNNER_FAMILY_GLOBAL],
+        pages[RUNNER_FAMILY_GLOBAL], (unsigned long long)wish->page_bytes[RUNNER_FAMILY_GLOBAL],
         (unsigned long long)(pages[RUNNER_FAMILY_GLOBAL] * wish->page_bytes[RUNNER_FAMILY_GLOBAL] >>
                              20),
         limits->page_tokens);

@@ -17,6 +17,7 @@
 #include "common/num.h"
 #include "worker/control.h"
 #include "worker/executor.h"
+#include "worker/forward.h"
 #include "worker/link.h"
 #include "worker/loader.h"
 #include "worker/options.h"
@@ -169,7 +170,11 @@ static void set_ready(struct worker *worker)
                     .pipeline_depth = limits->pipeline_depth,
                     .ring_records = options->ring_records,
                     .session_timeout_ms = options->session_timeout_ms,
-                    .segment_tokens = limits->segment_tokens},
+                    .segment_tokens = limits->segment_tokens,
+                    .local_page_bytes = forward_page_bytes(
+                        &worker->loaded.config, RUNNER_FAMILY_LOCAL, limits->page_tokens),
+                    .global_page_bytes = forward_page_bytes(
+                        &worker->loaded.config, RUNNER_FAMILY_GLOBAL, limits->page_tokens)},
     };
     control_set_ready(worker->control, &ready);
 }

@@ -60,6 +60,7 @@ struct session_stats {
     uint32_t sessions;
     uint32_t sequences; /* alive: admitted and not released */
     uint32_t pages_free[RUNNER_FAMILY_COUNT];
+    uint32_t pages_cached[RUNNER_FAMILY_COUNT]; /* evictable: no sequence holds them */
     uint32_t steps_in_flight;
     uint64_t steps; /* committed */
     uint64_t plans_refused;

@@ -23,7 +23,7 @@ PROJECT_HEADERS = {
 LIBRARY_FILES = {
     "jansson.h": r"common/json\.c",
     "msgpack": r"proto/wire\.c",
-    "nng/": r"(frontend|worker)/link\.c",
+    "nng/": r"(frontend|worker)/link\.c|frontend/link_ask\.c",
     "h2o": r"frontend/(loop|server|sse|http_\w+)\.[ch]",
     "openssl/evp.h": r"common/sha256\.c",
     "openssl/": r"frontend/server\.c|common/sha256\.c",

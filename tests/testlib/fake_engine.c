@@ -308,3 +308,9 @@ void engine_get_status(struct engine *engine, struct engine_status *out_status)
     *out_status = engine->status;
     (void)pthread_mutex_unlock(&engine->lock);
 }
+
+uint32_t engine_requests_that_fit(struct engine *engine, uint32_t total_tokens)
+{
+    (void)engine;
+    return total_tokens == 0 ? 0 : 131072 / total_tokens;
+}

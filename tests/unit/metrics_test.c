@@ -35,6 +35,29 @@ static void test_page_shape(void)
     buf_fini(&page);
 }
 
+static void test_labels_escape_what_the_format_does(void)
+{
+    static const struct metrics metrics = {.arrived = 1};
+    struct buf page;
+    buf_init(&page);
+    metrics_render(&metrics, "q\" b\\ n\n t\t \xc3\xbc", &page);
+    test_eq_u64(sample(&page, "\nbezel:requests_arrived_total{model_name=\"q\\\" b\\\\ n\\n "
+                              "t\t \xc3\xbc\"} "),
+                1);
+    buf_fini(&page);
+}
+
+static void test_seconds_are_counters(void)
+{
+    static const struct metrics metrics = {.worker_busy = 1.5};
+    struct buf page;
+    buf_init(&page);
+    metrics_render(&metrics, "m", &page);
+    test_true(strstr(buf_text(&page), "# TYPE bezel:worker_busy_seconds_total counter\n"));
+    test_true(strstr(buf_text(&page), "\nbezel:worker_busy_seconds_total{model_name=\"m\"} 1.5\n"));
+    buf_fini(&page);
+}
+
 static void test_histogram_is_cumulated(void)
 {
     static struct metrics metrics;
@@ -65,6 +88,8 @@ static void test_histogram_is_cumulated(void)
 
 static const struct test_case cases[] = {
     TEST(test_page_shape),
+    TEST(test_labels_escape_what_the_format_does),
+    TEST(test_seconds_are_counters),
     TEST(test_histogram_is_cumulated),
 };
 

@@ -428,6 +428,42 @@ static void test_a_smaller_quota_is_kept(void)
     rig_fini(&rig);
 }
 
+/* What is said to fit is what is admitted: so many requests run beside each other, not one more. */
+static void test_requests_that_fit_are_those_admitted(void)
+{
+    static const struct {
+        uint32_t local_pages;
+        uint32_t global_pages;
+        uint32_t slots;
+        uint32_t total_tokens;
+    } table[] = {{256, 100, 32, 160}, {60, 1024, 32, 400}, {256, 1024, 5, 100}, {40, 25, 32, 400}};
+    for (uint32_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        struct model_options model = rig_model_options();
+        struct sched_options options = rig_sched_options();
+        model.limits.local_pages = table[i].local_pages;
+        model.limits.global_pages = table[i].global_pages;
+        model.limits.slots = table[i].slots;
+        struct rig rig;
+        struct rig_request requests[40];
+        struct sched_gate gate;
+        rig_init(&rig, &model, &options);
+        sched_get_gate(rig.sched, &gate);
+        uint32_t fit = sched_requests_that_fit(&gate.limits, table[i].total_tokens);
+        test_true(fit >= 1 && fit < 40);
+        uint32_t output = table[i].total_tokens / 2;
+        for (uint32_t r = 0; r < fit + 1; r++) {
+            rig_add(&rig, &requests[r], table[i].total_tokens - output, output);
+            rig_run_to(&rig, rig.now_ns + 60 * RIG_MS); /* its prompt is behind it */
+        }
+        test_eq_u64(requests[fit - 1].admitted, 1);
+        test_eq_u64(requests[0].ended, 0);
+        test_eq_u64(requests[fit].admitted, 0);
+        test_eq_u64(sched_requests_that_fit(&gate.limits, gate.limits.max_context_tokens + 1), 0);
+        rig_run_idle(&rig, RIG_LONG_NS);
+        rig_fini(&rig);
+    }
+}
+
 static const struct test_case cases[] = {
     TEST(test_one_request_is_served_and_released),
     TEST(test_nothing_is_admitted_before_the_first_figures),
@@ -447,6 +483,7 @@ static const struct test_case cases[] = {
     TEST(test_decode_rows_beyond_a_step_take_turns),
     TEST(test_logprobs_are_gathered_from_their_records),
     TEST(test_a_smaller_quota_is_kept),
+    TEST(test_requests_that_fit_are_those_admitted),
 };
 
 int main(int argc, char **argv)
