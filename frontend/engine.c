@@ -262,6 +262,8 @@ static void publish(struct engine *engine)
         .output_tokens = stats.output_tokens,
         .steps = stats.steps,
         .plans_refused = stats.plans_refused,
+        .preemptions = stats.preemptions,
+        .preempted_waiting = stats.preempted_waiting,
         .records_stale =
             engine->stale_before + (engine->is_draining ? engine->drain.stale_count : 0),
         .worker_attaches = engine->attaches,

@@ -47,7 +47,8 @@ typedef void (*engine_event_fn)(void *owner, const struct engine_event *event);
 struct engine_request {
     struct plan_admit admit; /* seq_id is set by the scheduler; arrays are copied by submit */
     int32_t priority;        /* lower runs first; 0 default */
-    uint64_t deadline_ns;    /* monotonic; still waiting then: FAILED(ERR_TIMEOUT); 0 none */
+    uint64_t key_hash;       /* whose share of the server this is; 0: those without an API key */
+    uint64_t deadline_ns;    /* monotonic; not finished then: FAILED(ERR_TIMEOUT); 0 none */
     engine_event_fn on_event;
     void *owner;
 };
@@ -98,6 +99,8 @@ struct engine_status {
     uint64_t output_tokens;
     uint64_t steps;
     uint64_t plans_refused;
+    uint64_t preemptions;
+    uint32_t preempted_waiting; /* of waiting_requests, those that had been running */
     uint64_t records_stale;
     uint64_t worker_attaches;
     struct hello_stats_answer worker; /* its own counters, at most a second old while attached */

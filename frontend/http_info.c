@@ -176,7 +176,8 @@ static void copy_status(const struct app *app, const struct engine_status *statu
     double local = used_share(status->figures.local_quota_left_pages, welcome->local_pages);
     double global = used_share(status->figures.global_quota_left_pages, welcome->global_pages);
     metrics->requests_running = status->running_requests;
-    metrics->requests_waiting = app->waiting_count;
+    metrics->requests_waiting = app->waiting_count + status->preempted_waiting;
+    metrics->preemptions = status->preemptions;
     metrics->open = app->open_count;
     metrics->connections = http_conns_count(app->conns);
     metrics->worker_attached = status->is_attached;

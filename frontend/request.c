@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "common/num.h"
+
+#define OUTPUT_FIRST_TOKENS 64U
 
 static const enum req_state next_states[REQ_STATE_COUNT][REQ_EVENT_COUNT] = {
 #define STATE(name)
@@ -87,8 +90,11 @@ enum err_code req_create(const struct engine_request *request, struct req **out_
     size_t stop_bytes = from->stop_ids.count * sizeof(from->stop_ids.at[0]);
     size_t suppress_bytes = from->suppress_ids.count * sizeof(from->suppress_ids.at[0]);
     size_t bias_bytes = from->logit_bias.count * sizeof(from->logit_bias.at[0]);
-    unsigned char *at = mem_try_zalloc(prompt_bytes + stop_bytes + suppress_bytes + bias_bytes, 1);
-    if (at == NULL) {
+    uint32_t *tokens = mem_try_zalloc(from->prompt.count, sizeof(tokens[0]));
+    unsigned char *at = mem_try_zalloc(stop_bytes + suppress_bytes + bias_bytes + 1, 1);
+    if (tokens == NULL || at == NULL) {
+        mem_free(tokens);
+        mem_free(at);
         return err_set(err, ERR_MEMORY, "no memory for a prompt of %u tokens", from->prompt.count);
     }
     struct req *req = mem_zalloc(1, sizeof(*req));
@@ -96,10 +102,15 @@ enum err_code req_create(const struct engine_request *request, struct req **out_
     req->state = REQ_STATE_QUEUED;
     req->priority = request->priority;
     req->deadline_ns = request->deadline_ns;
+    req->key_hash = request->key_hash;
     req->on_event = request->on_event;
     req->owner = request->owner;
     req->admit = *from;
-    req->admit.prompt.at = copy_array(&at, from->prompt.at, prompt_bytes);
+    memcpy(tokens, from->prompt.at, prompt_bytes);
+    req->tokens = tokens;
+    req->token_count = from->prompt.count;
+    req->token_cap = from->prompt.count;
+    req->admit.prompt.at = tokens;
     req->admit.stop_ids.at = copy_array(&at, from->stop_ids.at, stop_bytes);
     req->admit.suppress_ids.at = copy_array(&at, from->suppress_ids.at, suppress_bytes);
     req->admit.logit_bias.at = copy_array(&at, from->logit_bias.at, bias_bytes);
@@ -112,6 +123,7 @@ void req_destroy(struct req *req)
     if (req == NULL) {
         return;
     }
+    mem_free(req->tokens);
     mem_free(req->storage);
     mem_free(req);
 }
@@ -147,13 +159,45 @@ void req_step(struct req *req, enum req_event event)
     req->state = to;
 }
 
+void req_push_output(struct req *req, uint32_t token)
+{
+    if (req->token_count == req->token_cap) {
+        /* grows with the output, not with the prompt */
+        uint32_t output = req->token_count - req->admit.output_start;
+        req->token_cap = req->token_count + num_max(output, OUTPUT_FIRST_TOKENS);
+        req->tokens = mem_realloc(req->tokens, req->token_cap, sizeof(req->tokens[0]));
+        req->admit.prompt.at = req->tokens;
+    }
+    req->tokens[req->token_count++] = token;
+}
+
+void req_requeue(struct req *req)
+{
+    assert(!req->token.is_open && !req->prompt.is_open);
+    req_step(req, REQ_EVENT_REQUEUE);
+    req->preemptions++;
+    req->admit.prompt.count = req->token_count;
+    req->admit.seq_id = 0;
+    req->account = (struct account){0};
+    req->pinned = (struct account_need){0};
+    req->admit_msg_seq = 0;
+    req->last_step_seq = 0;
+    req->sampled_step_seq = 0;
+    req->blocked_plans = 0;
+    req->overtaken = 0;
+    if (req->token_count > req->admit.output_start) {
+        req->admit.prompt_logprobs = 0; /* all told before the first token */
+    }
+}
+
 bool req_is_live(const struct req *req)
 {
     switch (req->state) {
     case REQ_STATE_QUEUED:
     case REQ_STATE_ADMITTING:
     case REQ_STATE_PROMPT:
-    case REQ_STATE_DECODE: return true;
+    case REQ_STATE_DECODE:
+    case REQ_STATE_PREEMPTED: return true;
     case REQ_STATE_ENDED:
     case REQ_STATE_GONE:
     case REQ_STATE_INVALID:
@@ -166,6 +210,10 @@ bool req_check(const struct req *req)
 {
     uint32_t launched = req->account.launched_tokens;
     bool is_ordered = req->account.committed_tokens <= launched;
+    if (req->admit.prompt.at != req->tokens || req->admit.prompt.count > req->token_count ||
+        req->token_count > req->token_cap) {
+        return false;
+    }
     switch (req->state) {
     case REQ_STATE_QUEUED:
     case REQ_STATE_ADMITTING:
@@ -175,6 +223,7 @@ bool req_check(const struct req *req)
     case REQ_STATE_DECODE:
         return is_ordered && launched >= req->admit.prompt.count &&
                launched <= req_max_launched(req);
+    case REQ_STATE_PREEMPTED:
     case REQ_STATE_ENDED: return is_ordered;
     case REQ_STATE_GONE: return true;
     case REQ_STATE_INVALID:

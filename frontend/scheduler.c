@@ -1,5 +1,6 @@
-/* Inputs of the scheduler: requests come and go, sessions begin and end.  scheduler_gate.c says
- * what may come in, scheduler_plan.c what is sent, scheduler_answer.c reads the records. */
+/* Inputs of the scheduler: requests come and go, sessions begin and end.  scheduler_gate.c says what
+ * may come in, scheduler_room.c who is at the worker, scheduler_plan.c what is sent,
+ * scheduler_answer.c reads the records. */
 #include "frontend/scheduler.h"
 
 #include <assert.h>
@@ -46,6 +47,7 @@ struct sched *sched_create(const struct sched_options *options, sched_send_fn se
     sched->options = *options;
     sched->send = send;
     sched->send_owner = owner;
+    sched->soonest_ns = UINT64_MAX;
     queue_init(&sched->queue, options->max_queue + SCHED_MAX_SLOTS);
     sched->bucket_count = 256;
     while (sched->bucket_count < options->max_queue && sched->bucket_count < (1U << 20)) {
@@ -107,35 +109,52 @@ struct req *sched_find_sequence(const struct sched *sched, uint64_t seq_id)
     return req != NULL && req->admit.seq_id == seq_id ? req : NULL;
 }
 
-void sched_forget(struct sched *sched, struct req *req)
+/* Out of the running: the slot is free. */
+static void vacate(struct sched *sched, struct req *req)
 {
-    assert(req->state == REQ_STATE_GONE);
     struct sched_session *session = &sched->session;
     uint32_t slot = (uint32_t)(req->admit.seq_id % SCHED_MAX_SLOTS);
     session->by_slot[slot] = NULL;
     session->free_slots[session->free_slot_count++] = slot;
     req_list_remove(&sched->running, req);
+}
+
+void sched_forget(struct sched *sched, struct req *req)
+{
+    assert(req->state == REQ_STATE_GONE);
+    vacate(sched, req);
+    queue_forget(&sched->queue, req);
     req_destroy(req);
 }
 
 void sched_leave(struct sched *sched, struct req *req, uint64_t now_ns)
 {
     const struct sched_session *session = &sched->session;
+    assert(req->state == REQ_STATE_ENDED || req->state == REQ_STATE_PREEMPTED);
     bool is_answered =
         session->step_count == 0 || req->last_step_seq < session->steps[session->step_head].msg_seq;
     if (!is_answered) {
         return;
     }
     struct plan_message message = {.type = PLAN_RELEASE, .as.release.seq_id = req->admit.seq_id};
-    (void)sched_send(sched, &message, now_ns); /* its number is of no use */
+    uint64_t msg_seq = sched_send(sched, &message, now_ns);
+    if (req->state == REQ_STATE_PREEMPTED) {
+        sched->session.release_seq = msg_seq;
+        vacate(sched, req);
+        sched->live_running--;
+        req_requeue(req);
+        queue_return(&sched->queue, req);
+        return;
+    }
     req_step(req, REQ_EVENT_RELEASE);
     sched_forget(sched, req);
 }
 
 /* A waiting request that will never reach the worker. */
-static void drop_waiting(struct req *req)
+static void drop_waiting(struct sched *sched, struct req *req)
 {
     req_step(req, REQ_EVENT_DROP);
+    queue_forget(&sched->queue, req);
     req_destroy(req);
 }
 
@@ -143,6 +162,8 @@ enum err_code sched_submit(struct sched *sched, struct req *req, uint64_t now_ns
 {
     assert(req->request_id != 0 && table_find(sched, req->request_id) == NULL);
     sched->stats.arrived++;
+    req->arrival_seq = ++sched->last_arrival_seq;
+    req->arrival_ns = now_ns;
     struct sched_gate gate;
     sched_get_gate(sched, &gate);
     enum err_code code = sched_gate_check(&gate, &req->admit, now_ns, err);
@@ -157,6 +178,16 @@ enum err_code sched_submit(struct sched *sched, struct req *req, uint64_t now_ns
     return ERR_OK;
 }
 
+/* Tells the worker to stop its sequence. */
+static void cancel_running(struct sched *sched, const struct req *req, uint64_t now_ns)
+{
+    if (req->state == REQ_STATE_ADMITTING) {
+        return; /* CANCEL jumps the queue: before the ADMIT it would find nothing; RELEASE is enough */
+    }
+    struct plan_message message = {.type = PLAN_CANCEL, .as.cancel.seq_id = req->admit.seq_id};
+    (void)sched_send(sched, &message, now_ns); /* its number is of no use */
+}
+
 void sched_cancel(struct sched *sched, uint64_t request_id, uint64_t now_ns)
 {
     struct req *req = table_find(sched, request_id);
@@ -166,14 +197,10 @@ void sched_cancel(struct sched *sched, uint64_t request_id, uint64_t now_ns)
     if (req->state == REQ_STATE_QUEUED) {
         queue_remove(&sched->queue, req);
         sched_finish(sched, req, RESULT_FINISH_CANCEL, now_ns);
-        drop_waiting(req);
+        drop_waiting(sched, req);
         return;
     }
-    if (req->state != REQ_STATE_ADMITTING) {
-        /* CANCEL jumps the queue; before the ADMIT it would find nothing, RELEASE is enough then */
-        struct plan_message message = {.type = PLAN_CANCEL, .as.cancel.seq_id = req->admit.seq_id};
-        (void)sched_send(sched, &message, now_ns); /* its number is of no use */
-    }
+    cancel_running(sched, req, now_ns);
     sched_finish(sched, req, RESULT_FINISH_CANCEL, now_ns);
     sched_leave(sched, req, now_ns);
 }
@@ -219,7 +246,7 @@ enum err_code sched_attach(struct sched *sched, const struct hello_welcome *welc
         if (misfit_code != ERR_OK) {
             queue_remove(&sched->queue, req);
             sched_fail(sched, req, misfit_code, misfit.message, now_ns);
-            drop_waiting(req);
+            drop_waiting(sched, req);
         }
     }
     /* The PONG brings the first figures: nothing is admitted before. */
@@ -241,6 +268,7 @@ void sched_detach(struct sched *sched, const char *text, uint64_t now_ns)
         req_step(req, REQ_EVENT_LOST);
         sched_forget(sched, req);
     }
+    sched->soonest_ns = UINT64_MAX;
     close_session(sched);
 }
 
@@ -250,7 +278,7 @@ static void fail_all_waiting(struct sched *sched, const char *text, uint64_t now
         struct req *req = sched->queue.waiting.first;
         queue_remove(&sched->queue, req);
         sched_fail(sched, req, ERR_CLOSED, text, now_ns);
-        drop_waiting(req);
+        drop_waiting(sched, req);
     }
 }
 
@@ -263,25 +291,55 @@ void sched_destroy(struct sched *sched, uint64_t now_ns)
         sched_detach(sched, "the server is stopping", now_ns);
     }
     fail_all_waiting(sched, "the server is stopping", now_ns);
+    queue_fini(&sched->queue);
     mem_free(sched->buckets);
     mem_free(sched);
 }
 
-void sched_tick(struct sched *sched, uint64_t now_ns)
+static void end_late_waiting(struct sched *sched, uint64_t now_ns)
 {
     struct req *late = queue_take_expired(&sched->queue, now_ns);
     while (late != NULL) {
         sched_fail(sched, late, ERR_TIMEOUT, "the deadline passed while the request waited",
                    now_ns);
-        drop_waiting(late);
+        drop_waiting(sched, late);
         late = queue_take_expired(&sched->queue, now_ns);
     }
+}
+
+static void end_late_running(struct sched *sched, uint64_t now_ns)
+{
+    if (now_ns < sched->soonest_ns) {
+        return;
+    }
+    sched->soonest_ns = UINT64_MAX;
+    struct req *next;
+    for (struct req *req = sched->running.first; req != NULL; req = next) {
+        next = req->next;
+        if (req->deadline_ns == 0 || !req_is_live(req)) {
+            continue;
+        }
+        if (req->deadline_ns > now_ns) {
+            sched->soonest_ns =
+                req->deadline_ns < sched->soonest_ns ? req->deadline_ns : sched->soonest_ns;
+            continue;
+        }
+        cancel_running(sched, req, now_ns);
+        sched_fail(sched, req, ERR_TIMEOUT, "the deadline passed while the request ran", now_ns);
+        sched_leave(sched, req, now_ns);
+    }
+}
+
+void sched_tick(struct sched *sched, uint64_t now_ns)
+{
+    end_late_waiting(sched, now_ns);
     if (!sched->is_attached) {
         if (now_ns >= sched_waiting_until_ns(sched)) {
             fail_all_waiting(sched, "no worker came back in time", now_ns);
         }
         return;
     }
+    end_late_running(sched, now_ns);
     sched_plan(sched, now_ns);
     if (now_ns - sched->session.sent_ns >= sched->limits.ping_ns) {
         struct plan_message ping = {.type = PLAN_PING, .as.ping.nonce = now_ns};
@@ -294,6 +352,7 @@ uint64_t sched_wake_ns(const struct sched *sched)
     uint64_t wake_ns = sched->queue.waiting.count > 0 ? sched->queue.soonest_ns : UINT64_MAX;
     uint64_t other_ns = UINT64_MAX;
     if (sched->is_attached) {
+        wake_ns = sched->soonest_ns < wake_ns ? sched->soonest_ns : wake_ns;
         other_ns = sched->session.sent_ns + sched->limits.ping_ns;
     } else if (sched->queue.waiting.count > 0) {
         other_ns = sched_waiting_until_ns(sched);
@@ -329,6 +388,7 @@ uint64_t sched_alive_ns(const struct sched *sched)
 void sched_get_stats(const struct sched *sched, struct sched_stats *out_stats)
 {
     *out_stats = sched->stats;
+    out_stats->preempted_waiting = sched->queue.returned.count;
 }
 
 void sched_get_figures(const struct sched *sched, struct result_figures *out_figures)
@@ -349,13 +409,21 @@ static bool check_claims(const struct sched_session *session)
            sum.global_pages == session->claimed.global_pages;
 }
 
+static bool check_running(const struct sched *sched, const struct req *req)
+{
+    bool is_in_order = req->next == NULL || !sched_goes_before(req, req->next);
+    return req_check(req) && is_in_order && req->key != NULL &&
+           sched_find_sequence(sched, req->admit.seq_id) == req &&
+           account_check(&req->account, &sched->limits.geometry) &&
+           (!req_is_live(req) || req->account.local.resident_pages <= req->peak.local_pages) &&
+           (req->deadline_ns == 0 || req->deadline_ns >= sched->soonest_ns || !req_is_live(req));
+}
+
 bool sched_check(const struct sched *sched)
 {
     uint32_t live = 0;
     for (const struct req *req = sched->running.first; req != NULL; req = req->next) {
-        if (!req_check(req) || sched_find_sequence(sched, req->admit.seq_id) != req ||
-            !account_check(&req->account, &sched->limits.geometry) ||
-            (req_is_live(req) && req->account.local.resident_pages > req->peak.local_pages)) {
+        if (!check_running(sched, req)) {
             return false;
         }
         live += req_is_live(req);
@@ -371,5 +439,6 @@ bool sched_check(const struct sched *sched)
         ended += stats->finished[i];
     }
     return live == sched->live_running && check_claims(&sched->session) &&
+           queue_check(&sched->queue) &&
            stats->arrived == ended + live + sched->queue.waiting.count;
 }

@@ -7,9 +7,10 @@
  * order of admission within the token budget; decode rows that do not all fit take turns and leave a
  * part of the step to prompts.
  *
- * A waiting request is admitted only when the most it can ever hold fits beside the most that the
- * running ones can still take, so nothing is ever preempted; plans stay within quota_left less what
- * messages after `applied` can take.  One thread. */
+ * A waiting request is admitted when its prompt and a page more per family fit beside what the running
+ * ones need next.  When pages run out, the last in turn is preempted: left out of plans, released, and
+ * computed again from prompt and output once that fits; its owner notices a pause.  Plans stay within
+ * quota_left less what messages after `applied` can take.  One thread. */
 #ifndef FRONTEND_SCHEDULER_H
 #define FRONTEND_SCHEDULER_H
 
@@ -88,7 +89,9 @@ struct sched_stats {
     uint64_t step_rows;
     uint64_t plans_refused;
     uint64_t overtakes;
-    uint64_t records_unowned; /* of sequences that had ended here */
+    uint64_t preemptions;
+    uint32_t preempted_waiting; /* of the waiting, those that were at the worker before */
+    uint64_t records_unowned;   /* of sequences that had ended here */
 };
 
 struct sched *sched_create(const struct sched_options *options, sched_send_fn send, void *owner);

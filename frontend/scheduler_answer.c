@@ -101,7 +101,8 @@ static enum err_code on_token(struct sched *sched, const struct result_record *r
         return ERR_OK;
     }
     const struct result_token *token = &record->as.token;
-    if (req->state != REQ_STATE_DECODE || req->token.is_open) {
+    bool may_sample = req->state == REQ_STATE_DECODE || req->state == REQ_STATE_PREEMPTED;
+    if (!may_sample || req->token.is_open) {
         return broken_order("TOKEN", record, err);
     }
     if (token->position != req->next_position) {
@@ -109,6 +110,8 @@ static enum err_code on_token(struct sched *sched, const struct result_record *r
                        (unsigned long long)record->seq_id, token->position, req->next_position);
     }
     req->next_position++;
+    req_push_output(req, token->token);
+    queue_charge_output(req);
     req->sampled_step_seq = record->msg_seq;
     sched->stats.output_tokens++;
     struct req_pairs *pairs = &req->token;
@@ -168,7 +171,12 @@ static enum err_code on_logprobs(struct sched *sched, const struct result_record
     enum err_code code = add_pairs(
         pairs, record, req_pair_count(is_prompt ? req->admit.prompt_logprobs : req->admit.logprobs),
         &is_whole, err);
+    if (code == ERR_OK && is_whole && is_prompt && pairs->position <= req->prompt_told) {
+        pairs->is_open = false; /* told before a preemption */
+        return ERR_OK;
+    }
     if (code == ERR_OK && is_whole) {
+        req->prompt_told = is_prompt ? pairs->position : req->prompt_told;
         emit_pairs(req, is_prompt ? ENGINE_EVENT_PROMPT_LOGPROBS : ENGINE_EVENT_TOKEN, pairs,
                    now_ns);
     }
@@ -226,7 +234,8 @@ static enum err_code on_admitted(struct sched *sched, const struct result_record
     req->next_position = req->admit.prompt.count;
     req->prompt_position = 1;
     req_step(req, REQ_EVENT_ADMITTED);
-    sched->stats.prompt_tokens += req->admit.prompt.count;
+    sched->stats.prompt_tokens += req->was_admitted ? 0 : req->admit.prompt.count;
+    req->was_admitted = true;
     struct engine_event event = {.kind = ENGINE_EVENT_ADMITTED,
                                  .request_id = req->request_id,
                                  .time_ns = now_ns,
@@ -244,7 +253,7 @@ static void pop_step(struct sched *sched, uint64_t now_ns)
     session->step_count--;
     for (uint32_t i = 0; i < step->row_count; i++) {
         struct req *req = sched_find_sequence(sched, step->rows[i].seq_id);
-        if (req != NULL && req->state == REQ_STATE_ENDED) {
+        if (req != NULL && (req->state == REQ_STATE_ENDED || req->state == REQ_STATE_PREEMPTED)) {
             sched_leave(sched, req, now_ns);
         }
     }
@@ -268,8 +277,8 @@ static enum err_code on_step_done(struct sched *sched, const struct result_recor
         if (req == NULL || !req_is_live(req)) {
             continue;
         }
-        if (row->samples && req->sampled_step_seq != step->msg_seq) {
-            return broken_order("STEP_DONE without the TOKEN", record, err);
+        if (row->samples && (req->sampled_step_seq != step->msg_seq || req->token.is_open)) {
+            return broken_order("STEP_DONE without the whole TOKEN", record, err);
         }
         (void)account_commit(&req->account, &sched->limits.geometry,
                              row->tokens); /* the figures count what was released */

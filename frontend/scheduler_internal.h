@@ -1,5 +1,5 @@
-/* State shared by scheduler.c (inputs), scheduler_gate.c (limits), scheduler_plan.c (what is sent)
- * and scheduler_answer.c (records).  Included by these alone. */
+/* State shared by scheduler.c (inputs), scheduler_gate.c (limits), scheduler_room.c (admission,
+ * preemption), scheduler_plan.c (steps) and scheduler_answer.c (records).  Included by these alone. */
 #ifndef FRONTEND_SCHEDULER_INTERNAL_H
 #define FRONTEND_SCHEDULER_INTERNAL_H
 
@@ -57,6 +57,10 @@ struct sched_session {
     uint32_t claim_count;
     struct account_need claimed; /* their sum */
 
+    uint64_t release_seq;      /* last RELEASE of a preempted sequence; 0 none */
+    uint64_t release_ping_seq; /* PING sent to hear of its effect; 0 none */
+    bool has_blocked;          /* the last plan had no page for some row */
+
     struct wire_row *wire_rows; /* owned: [max_step_rows], of the message being sent */
     uint32_t first_row_skip;    /* decode rows to pass over first: turns when not all fit */
 };
@@ -67,10 +71,12 @@ struct sched {
     void *send_owner; /* borrowed until sched_destroy */
 
     struct queue queue;
-    struct req_list running; /* owned requests, ADMITTING to ENDED, in order of admission */
+    struct req_list running; /* owned requests, ADMITTING to ENDED; the last is the first to go */
     uint32_t live_running;   /* those whose owner still waits */
-    struct req **buckets;    /* owned: live requests by id, [bucket_count] chains */
-    uint32_t bucket_count;   /* a power of two */
+    uint64_t soonest_ns;     /* no running request's deadline is before this; UINT64_MAX none */
+    uint64_t last_arrival_seq;
+    struct req **buckets;  /* owned: live requests by id, [bucket_count] chains */
+    uint32_t bucket_count; /* a power of two */
 
     bool is_attached;
     bool was_attached;
@@ -90,7 +96,8 @@ void sched_fail(struct sched *sched, struct req *req, enum err_code code, const 
                 uint64_t now_ns);
 void sched_finish(struct sched *sched, struct req *req, enum result_finish reason, uint64_t now_ns);
 
-/* After sched_fail or sched_finish of one that runs: RELEASE as soon as that may be sent. */
+/* After sched_fail, sched_finish or preemption of one that runs: RELEASE as soon as that may be sent;
+ * then it is gone, or waits again. */
 void sched_leave(struct sched *sched, struct req *req, uint64_t now_ns);
 
 /* Takes a request that the worker does not know out of the running, and destroys it. */
@@ -106,6 +113,20 @@ ERR_NODISCARD enum err_code sched_read_limits(const struct sched_options *option
 /* Waiting requests may wait until then. */
 uint64_t sched_waiting_until_ns(const struct sched *sched);
 
+/* scheduler_room.c */
+
+/* Whether a gives its pages up before b does: a lower priority first, then those not yet preempted
+ * twice, then who came last. */
+bool sched_goes_before(const struct req *a, const struct req *b);
+
+void sched_admit_waiting(struct sched *sched, uint64_t now_ns);
+
+/* Where rows lack pages that less deserving ones hold: preempt those. */
+void sched_make_room(struct sched *sched, uint64_t now_ns);
+
+/* Fewest tokens that its next row can have, and their pages. */
+struct account_need sched_least_need(const struct sched *sched, const struct req *req);
+
 /* scheduler_plan.c */
 
 /* Fills epoch and msg_seq, sends; returns msg_seq. */
@@ -113,6 +134,8 @@ uint64_t sched_send(struct sched *sched, struct plan_message *message, uint64_t 
 
 /* Figures as last heard, less all claims. */
 struct account_need sched_pages_left(const struct sched *sched);
+
+void sched_push_claim(struct sched *sched, uint64_t msg_seq, const struct account_need *need);
 
 void sched_plan(struct sched *sched, uint64_t now_ns);
 

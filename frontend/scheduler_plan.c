@@ -1,4 +1,4 @@
-/* What the scheduler sends: admissions within the pages and slots, and the rows of each STEP.
+/* What the scheduler sends: the rows of each STEP.
  *
  * Pages left are the figures as last heard less every claim: what the STEPs and ADMITs sent after
  * `applied` may take.  The mirror of each account commits later than the worker does, so it never
@@ -53,7 +53,7 @@ struct account_need sched_pages_left(const struct sched *sched)
     };
 }
 
-static void push_claim(struct sched *sched, uint64_t msg_seq, const struct account_need *need)
+void sched_push_claim(struct sched *sched, uint64_t msg_seq, const struct account_need *need)
 {
     struct sched_session *session = &sched->session;
     if (need->local_pages == 0 && need->global_pages == 0) {
@@ -65,121 +65,6 @@ static void push_claim(struct sched *sched, uint64_t msg_seq, const struct accou
     session->claim_count++;
     session->claimed.local_pages += need->local_pages;
     session->claimed.global_pages += need->global_pages;
-}
-
-/* What a running request may still take, so that all of them can always go on. */
-static struct account_need remaining(const struct req *req)
-{
-    struct account_need most = req->peak;
-    switch (req->state) {
-    case REQ_STATE_ADMITTING:
-        return (struct account_need){
-            .local_pages = most.local_pages - req->pinned.local_pages,
-            .global_pages = most.global_pages - req->pinned.global_pages,
-        };
-    case REQ_STATE_DECODE:
-        most.local_pages = num_min(most.local_pages, req->decode_low.local_pages);
-        break;
-    case REQ_STATE_PROMPT: break;
-    case REQ_STATE_QUEUED:
-    case REQ_STATE_ENDED:
-    case REQ_STATE_GONE:
-    case REQ_STATE_INVALID:
-    case REQ_STATE_COUNT: return (struct account_need){0};
-    }
-    return (struct account_need){
-        .local_pages = less(most.local_pages, req->account.local.resident_pages),
-        .global_pages = less(most.global_pages, req->account.global.resident_pages),
-    };
-}
-
-/* Pages left when every running request has taken all it may. */
-static struct account_need spare_pages(const struct sched *sched)
-{
-    struct account_need left = sched_pages_left(sched);
-    for (const struct req *req = sched->running.first; req != NULL; req = req->next) {
-        struct account_need more = remaining(req);
-        left.local_pages = less(left.local_pages, more.local_pages);
-        left.global_pages = less(left.global_pages, more.global_pages);
-    }
-    return left;
-}
-
-/* Pages that a prefix hit could pin: whole pages before the last prompt token. */
-static struct account_need most_pinned(const struct sched_limits *limits, const struct req *req)
-{
-    uint32_t page = limits->geometry.page_tokens;
-    uint32_t whole_pages = (req->admit.prompt.count - 1) / page;
-    uint32_t window_pages = num_ceil_div(limits->geometry.window_tokens, page);
-    return (struct account_need){
-        .local_pages = num_min(num_min(whole_pages, window_pages), req->peak.local_pages),
-        .global_pages = num_min(whole_pages, req->peak.global_pages),
-    };
-}
-
-static void admit(struct sched *sched, struct req *req, uint64_t now_ns)
-{
-    struct sched_session *session = &sched->session;
-    const struct sched_limits *limits = &sched->limits;
-    queue_remove(&sched->queue, req);
-    uint32_t slot = session->free_slots[--session->free_slot_count];
-    session->by_slot[slot] = req;
-    req->admit.seq_id = session->next_serial++ * SCHED_MAX_SLOTS + slot;
-    req->peak = sched_peak(limits, req->admit.max_total);
-    req->decode_low = account_peak(&limits->geometry, req->admit.max_total, limits->depth);
-    req->pinned = most_pinned(limits, req);
-    req_list_insert(&sched->running, sched->running.last, req);
-    sched->live_running++;
-    req_step(req, REQ_EVENT_ADMIT);
-    struct plan_message message = {.type = PLAN_ADMIT, .as.admit = req->admit};
-    req->admit_msg_seq = sched_send(sched, &message, now_ns);
-    push_claim(sched, req->admit_msg_seq, &req->pinned);
-}
-
-static bool fits(const struct sched *sched, const struct req *req, const struct account_need *spare)
-{
-    struct account_need peak = sched_peak(&sched->limits, req->admit.max_total);
-    return peak.local_pages <= spare->local_pages && peak.global_pages <= spare->global_pages;
-}
-
-/* The head, or one behind it that fits while the head does not; null when nobody may go. */
-static struct req *next_to_admit(struct sched *sched, const struct account_need *spare)
-{
-    struct req *head = sched->queue.waiting.first;
-    if (head == NULL || fits(sched, head, spare)) {
-        return head;
-    }
-    if (head->overtaken >= SCHED_MAX_OVERTAKES) {
-        return NULL;
-    }
-    struct req *req = head->next;
-    for (uint32_t i = 0; req != NULL && i < SCHED_OVERTAKE_REACH; i++, req = req->next) {
-        if (fits(sched, req, spare)) {
-            head->overtaken++;
-            sched->stats.overtakes++;
-            return req;
-        }
-    }
-    return NULL;
-}
-
-static void admit_waiting(struct sched *sched, uint64_t now_ns)
-{
-    struct sched_session *session = &sched->session;
-    if (!session->has_figures || sched->queue.waiting.first == NULL) {
-        return;
-    }
-    struct account_need spare = spare_pages(sched);
-    while (session->free_slot_count > session->figures.slots_withheld &&
-           session->claim_count + 2 * SCHED_MAX_DEPTH < session->claim_cap) {
-        struct req *req = next_to_admit(sched, &spare);
-        if (req == NULL) {
-            return;
-        }
-        admit(sched, req, now_ns);
-        spare.local_pages -= req->peak.local_pages;
-        spare.global_pages -= req->peak.global_pages;
-    }
 }
 
 /* Tokens that accounted pages plus `more` cover beyond the launched frontier. */
@@ -212,6 +97,7 @@ static void add_row(struct builder *builder, struct req *req, uint32_t tokens)
     struct sched *sched = builder->sched;
     struct sched_step *step = builder->step;
     bool is_prompt = req->state == REQ_STATE_PROMPT;
+    req->blocked_plans = 0;
     struct err err;
     struct account_need need;
     enum err_code code = account_need(&req->account, &sched->limits.geometry, tokens, &need, &err);
@@ -241,6 +127,17 @@ static void add_row(struct builder *builder, struct req *req, uint32_t tokens)
     builder->taken.global_pages += need.global_pages;
 }
 
+/* A row was left out, for lack of pages or for something that passes. */
+static void note_blocked(struct builder *builder, struct req *req)
+{
+    struct account_need need = sched_least_need(builder->sched, req);
+    if (need.local_pages > builder->left.local_pages ||
+        need.global_pages > builder->left.global_pages) {
+        req->blocked_plans++;
+        builder->sched->session.has_blocked = true;
+    }
+}
+
 static bool is_step_full(const struct builder *builder)
 {
     return builder->step->row_count + builder->kept_rows >= builder->sched->limits.max_step_rows ||
@@ -264,6 +161,8 @@ static bool add_decode_rows(struct builder *builder, uint32_t from, uint32_t to,
         }
         if (allowed_tokens(builder, req, 1) == 1) {
             add_row(builder, req, 1);
+        } else {
+            note_blocked(builder, req);
         }
     }
     return true;
@@ -307,6 +206,8 @@ static void add_prompt_rows(struct builder *builder)
         }
         if (tokens > 0) {
             add_row(builder, req, tokens);
+        } else {
+            note_blocked(builder, req);
         }
     }
 }
@@ -324,6 +225,7 @@ static bool plan_step(struct sched *sched, uint64_t now_ns)
     };
     builder.step->row_count = 0;
     builder.step->is_rolled_back = false;
+    session->has_blocked = false;
     keep_for_prompts(&builder);
     /* More decode rows than fit take turns: this step begins where the last one ended. */
     uint32_t first = session->first_row_skip;
@@ -345,7 +247,7 @@ static bool plan_step(struct sched *sched, uint64_t now_ns)
     session->step_count++;
     sched->stats.step_rows += builder.step->row_count;
     builder.step->msg_seq = sched_send(sched, &message, now_ns);
-    push_claim(sched, builder.step->msg_seq, &builder.taken);
+    sched_push_claim(sched, builder.step->msg_seq, &builder.taken);
     for (uint32_t i = 0; i < builder.step->row_count; i++) {
         sched_find_sequence(sched, builder.step->rows[i].seq_id)->last_step_seq =
             builder.step->msg_seq;
@@ -356,10 +258,11 @@ static bool plan_step(struct sched *sched, uint64_t now_ns)
 void sched_plan(struct sched *sched, uint64_t now_ns)
 {
     struct sched_session *session = &sched->session;
-    admit_waiting(sched, now_ns);
+    sched_admit_waiting(sched, now_ns);
     bool goes_on = session->has_figures;
     while (goes_on && session->step_count < sched->limits.depth &&
            session->claim_count < session->claim_cap) {
         goes_on = plan_step(sched, now_ns);
     }
+    sched_make_room(sched, now_ns);
 }

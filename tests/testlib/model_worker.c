@@ -226,6 +226,23 @@ void model_push_refused(struct model_worker *model, const struct plan_message *p
     model_push_record(model, &record, now_ns);
 }
 
+/* Output that comes back as a prompt is what was sampled, and was not the end. */
+static void check_output(struct model_worker *model, const struct model_seq *seq)
+{
+    const struct plan_admit *admit = &seq->admit;
+    if (admit->output_start == 0 || admit->output_start > admit->prompt.count ||
+        admit->prompt.count >= admit->max_total) {
+        model_violate(model, "ADMIT of %u tokens, output from %u, max_total %u",
+                      admit->prompt.count, admit->output_start, admit->max_total);
+    }
+    for (uint32_t i = admit->output_start; i < admit->prompt.count; i++) {
+        if (admit->prompt.at[i] != model_pick(model, seq, i)) {
+            model_violate(model, "output token %u is %u, %u was sampled", i, admit->prompt.at[i],
+                          model_pick(model, seq, i));
+        }
+    }
+}
+
 static void apply_admit(struct model_worker *model, const struct plan_message *plan,
                         uint64_t now_ns)
 {
@@ -251,6 +268,7 @@ static void apply_admit(struct model_worker *model, const struct plan_message *p
     seq->seq_id = admit->seq_id;
     seq->state = MODEL_RUNNING;
     seq->storage = copy_admit(admit, &seq->admit);
+    check_output(model, seq);
     seq->next = model->seqs;
     model->seqs = seq;
     model->stats.sequences++;

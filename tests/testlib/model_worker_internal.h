@@ -34,6 +34,7 @@ struct model_message {
     void *storage;            /* owned */
     uint64_t due_ns;
     uint64_t end_ns;
+    uint64_t took_ns;
     uint64_t step_index; /* 1-based, of those launched */
     bool fails;
     enum err_code refused;  /* answered by REFUSED in its turn; ERR_OK: runs */
@@ -87,6 +88,9 @@ void model_push_record(struct model_worker *model, const struct result_record *r
 
 /* model_worker_step.c */
 struct result_figures model_figures(const struct model_worker *model);
+/* The token that a sequence samples at a position of its output. */
+uint32_t model_pick(const struct model_worker *model, const struct model_seq *seq,
+                    uint32_t position);
 struct model_seq *model_find(const struct model_worker *model, uint64_t seq_id);
 void model_give_back(struct model_worker *model, struct model_seq *seq, uint32_t local_pages,
                      uint32_t global_pages);

@@ -140,6 +140,7 @@ void model_launch_step(struct model_worker *model, struct model_message *step, u
     uint64_t took_ns = model->options.step_ns + model->options.row_ns * rows->count +
                        model->options.token_ns * token_count;
     step->end_ns = start_ns + took_ns;
+    step->took_ns = took_ns;
     step->step_index = ++model->launch_count;
     model->stats.first_start_ns =
         model->stats.first_start_ns == 0 ? start_ns : model->stats.first_start_ns;
@@ -186,11 +187,11 @@ static void push_logprobs(struct model_worker *model, const struct model_seq *se
     } while (part->first_index < pair_count);
 }
 
-static uint32_t pick(const struct model_worker *model, const struct model_seq *seq,
-                     uint32_t position)
+uint32_t model_pick(const struct model_worker *model, const struct model_seq *seq,
+                    uint32_t position)
 {
     const struct model_options *options = &model->options;
-    uint32_t output_index = position - seq->admit.prompt.count;
+    uint32_t output_index = position - seq->admit.output_start;
     uint32_t token = model_token(options, seq->admit.seed, position);
     if (options->script_count > 0) {
         token = options->script[output_index % options->script_count];
@@ -209,11 +210,11 @@ static void sample(struct model_worker *model, struct model_seq *seq, uint64_t m
                    uint64_t now_ns)
 {
     uint32_t position = seq->committed;
-    uint32_t token = pick(model, seq, position);
+    uint32_t token = model_pick(model, seq, position);
     bool is_stop = false;
     for (uint32_t i = 0; i < seq->admit.stop_ids.count && !seq->admit.ignore_eos; i++) {
         is_stop = is_stop || (seq->admit.stop_ids.at[i] == token &&
-                              position - seq->admit.prompt.count + 1 >= seq->admit.min_tokens);
+                              position - seq->admit.output_start + 1 >= seq->admit.min_tokens);
     }
     bool is_full = position + 1 >= seq->admit.max_total;
     struct result_record record = {.kind = RESULT_TOKEN,
@@ -319,7 +320,7 @@ void model_complete_step(struct model_worker *model, uint64_t now_ns)
     struct result_record done = {.kind = RESULT_STEP_DONE,
                                  .msg_seq = step->plan.msg_seq,
                                  .as.step_done = {.figures = model_figures(model),
-                                                  .device_ns = model->options.step_ns,
+                                                  .device_ns = step->took_ns,
                                                   .row_count = step->plan.as.step.rows.count,
                                                   .in_flight = model->in_flight_count}};
     model_push_record(model, &done, now_ns);

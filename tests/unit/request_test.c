@@ -39,7 +39,8 @@ static void test_every_state_leads_to_gone(void)
             spread(is_reached);
         }
         test_true(is_reached[REQ_STATE_GONE]);
-        test_true(!is_reached[REQ_STATE_QUEUED] || from == REQ_STATE_QUEUED);
+        /* back to the queue by preemption alone, never from the end */
+        test_true(is_reached[REQ_STATE_QUEUED] == (from != REQ_STATE_ENDED));
     }
 }
 
@@ -70,6 +71,41 @@ static void test_the_usual_life(void)
         req_step(req, events[i]);
         test_eq_u64(req->state, states[i]);
     }
+    req_destroy(req);
+}
+
+static void test_output_becomes_prompt_when_preempted(void)
+{
+    struct err err;
+    struct req *req = NULL;
+    struct engine_request request = plain();
+    request.admit.prompt_logprobs = 1;
+    request.admit.max_total = 1000;
+    test_ok(req_create(&request, &req, &err), &err);
+    req_step(req, REQ_EVENT_ADMIT);
+    req_step(req, REQ_EVENT_ADMITTED);
+    req_step(req, REQ_EVENT_PREEMPT);
+    test_true(req_is_live(req));
+    req_requeue(req);
+    test_eq_u64(req->state, REQ_STATE_QUEUED);
+    test_eq_u64(req->admit.prompt.count, 3);
+    test_eq_u64(req->admit.prompt_logprobs, 1); /* not all were told */
+    req_step(req, REQ_EVENT_ADMIT);
+    req_step(req, REQ_EVENT_ADMITTED);
+    req_step(req, REQ_EVENT_PLANNED);
+    for (uint32_t i = 0; i < 500; i++) {
+        req_push_output(req, 100 + i);
+        test_true(req_check(req) || req->account.launched_tokens < 3);
+    }
+    req_step(req, REQ_EVENT_PREEMPT);
+    req_requeue(req);
+    test_eq_u64(req->admit.output_start, 3);
+    test_eq_u64(req->admit.prompt.count, 503);
+    test_eq_u64(req->admit.prompt.at[2], 7);
+    test_eq_u64(req->admit.prompt.at[3], 100);
+    test_eq_u64(req->admit.prompt.at[502], 599);
+    test_eq_u64(req->admit.prompt_logprobs, 0);
+    test_true(req_check(req));
     req_destroy(req);
 }
 
@@ -142,6 +178,7 @@ static const struct test_case cases[] = {
     TEST(test_every_state_leads_to_gone),
     TEST(test_gone_and_ended_are_final),
     TEST(test_the_usual_life),
+    TEST(test_output_becomes_prompt_when_preempted),
     TEST(test_arrays_are_copied),
     TEST(test_bounds_name_value_and_limit),
 };

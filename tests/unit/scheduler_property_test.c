@@ -42,8 +42,9 @@ static void random_options(struct world *world, struct model_options *model,
     limits->max_step_rows = between(world, 1, 32);
     limits->max_step_tokens = between(world, 1, 8) * 32;
     limits->pipeline_depth = between(world, 1, 4);
-    limits->local_pages = between(world, 30, 200);
-    limits->global_pages = between(world, 40, 300);
+    bool is_tight = below(world, 2) == 0; /* two requests fill the pools */
+    limits->local_pages = is_tight ? between(world, 12, 40) : between(world, 30, 200);
+    limits->global_pages = is_tight ? between(world, 8, 60) : between(world, 40, 300);
     model->step_ns = between(world, 1, 20) * RIG_MS;
     model->row_ns = below(world, 100000);
     model->token_ns = below(world, 20000);
@@ -72,6 +73,7 @@ static void submit_one(struct world *world)
     struct engine_request wanted =
         rig_engine_request(request, prompt_count, between(world, 1, 80), index);
     wanted.priority = (int32_t)below(world, 3) - 1;
+    wanted.key_hash = below(world, 4);
     wanted.admit.logprobs = below(world, 4) == 0 ? between(world, 0, 21) : 0;
     wanted.admit.prompt_logprobs = below(world, 8) == 0 ? between(world, 0, 21) : 0;
     if (below(world, 2) == 0) {

@@ -187,11 +187,11 @@ static void test_slots_bound_the_sequences(void)
     rig_fini(&rig);
 }
 
-static void test_admission_keeps_room_for_the_peak(void)
+static void test_pages_run_out_and_all_finish(void)
 {
     struct model_options model = rig_model_options();
     struct sched_options options = rig_sched_options();
-    /* 320 tokens need 20 full pages each: two at a time */
+    /* 320 tokens need 20 full pages each; admitted with 9 each */
     model.limits.global_pages = 45;
     struct rig rig;
     struct rig_request requests[6];
@@ -200,12 +200,20 @@ static void test_admission_keeps_room_for_the_peak(void)
         rig_add(&rig, &requests[i], 120, 200);
     }
     rig_run_to(&rig, rig.now_ns + 100 * RIG_MS);
-    test_eq_u64(rig_model_stats(&rig).sequences, 2);
+    test_eq_u64(rig_model_stats(&rig).sequences, 5);
     rig_run_idle(&rig, RIG_LONG_NS);
     for (uint32_t i = 0; i < 6; i++) {
         rig_check_length(&requests[i], 200);
+        test_true(i == 0 || requests[i].ended_ns >= requests[i - 1].ended_ns);
     }
-    test_eq_u64(rig_stats(&rig).plans_refused, 0);
+    struct sched_stats stats = rig_stats(&rig);
+    test_eq_u64(stats.plans_refused, 0);
+    test_true(stats.preemptions >= 3 && stats.preemptions <= 8);
+    test_eq_u64(stats.prompt_tokens, 6 * 120);
+    test_eq_u64(stats.output_tokens, 6 * 200);
+    test_eq_u64(requests[0].admitted, 1); /* the oldest is never preempted */
+    test_true(requests[4].admitted > 1);
+    rig_check_all_returned(&rig);
     rig_fini(&rig);
 }
 
@@ -297,7 +305,7 @@ static void test_the_head_is_overtaken_a_bounded_number_of_times(void)
     struct rig_request head;
     struct rig_request small[SCHED_MAX_OVERTAKES + 8];
     rig_init(&rig, &model, &options);
-    rig_add(&rig, &running, 16, 400); /* 26 pages, for four seconds */
+    rig_add(&rig, &running, 400, 400); /* 26 pages and more, for four seconds */
     rig_run_to(&rig, rig.now_ns + 50 * RIG_MS);
     rig_add(&rig, &head, 800, 8); /* 51 pages: waits for it */
     for (uint32_t i = 0; i < SCHED_MAX_OVERTAKES + 8; i++) {
@@ -472,7 +480,7 @@ static const struct test_case cases[] = {
     TEST(test_run_ahead_hides_the_way_to_the_worker),
     TEST(test_late_stop_costs_one_row_and_nobody_else),
     TEST(test_slots_bound_the_sequences),
-    TEST(test_admission_keeps_room_for_the_peak),
+    TEST(test_pages_run_out_and_all_finish),
     TEST(test_what_can_never_run_is_refused_at_once),
     TEST(test_the_queue_is_bounded),
     TEST(test_priority_then_arrival),
