@@ -232,9 +232,9 @@ static void test_refused_steps_and_preemption_together(void)
     }
 }
 
-#define FLOOD_COUNT 1200
+#define FLOOD_COUNT 600
 
-/* Twice what the worker can do arrives for a minute, in a pool for three requests. */
+/* Twice what the worker can do arrives for half a minute, in a pool for three requests. */
 static void test_progress_in_a_flood(void)
 {
     static struct rig_request requests[FLOOD_COUNT];
