@@ -201,51 +201,64 @@ void queue_remove(struct queue *queue, struct req *req)
 
 static bool has_turn_before(const struct queue_key *a, const struct queue_key *b)
 {
+    if (a->waiting.first->priority != b->waiting.first->priority) {
+        return a->waiting.first->priority < b->waiting.first->priority;
+    }
     if (a->served_tokens != b->served_tokens) {
         return a->served_tokens < b->served_tokens;
     }
     return is_before(a->waiting.first, b->waiting.first);
 }
 
-/* The key whose turn it is at this priority; null when only preempted ones wait. */
-static struct queue_key *key_in_turn(const struct queue *queue, int32_t priority)
+/* The key whose turn it is; null when only preempted ones wait. */
+static struct queue_key *key_in_turn(const struct queue *queue)
 {
     struct queue_key *best = NULL;
     for (struct queue_key *key = queue->asking.first; key != NULL; key = key->next) {
-        if (key->waiting.first->priority == priority &&
-            (best == NULL || has_turn_before(key, best))) {
+        if (best == NULL || has_turn_before(key, best)) {
             best = key;
         }
     }
     return best;
 }
 
-struct req *queue_head(const struct queue *queue)
+/* The oldest of the highest priority among those never admitted. */
+static struct req *oldest_new(const struct queue *queue)
 {
-    struct req *oldest = queue->waiting.first;
-    if (oldest == NULL) {
-        return NULL;
+    struct req *req = queue->waiting.first;
+    while (req != NULL && req->preemptions > 0) {
+        req = req->next;
     }
-    struct req *returned = queue->returned.first;
-    if (returned != NULL && returned->priority == oldest->priority) {
-        return returned;
-    }
-    if (oldest->passes >= QUEUE_MAX_PASSES) {
+    return req;
+}
+
+struct req *queue_new_head(const struct queue *queue)
+{
+    struct req *oldest = oldest_new(queue);
+    if (oldest == NULL || oldest->passes >= QUEUE_MAX_PASSES) {
         return oldest;
     }
-    return key_in_turn(queue, oldest->priority)->waiting.first;
+    return key_in_turn(queue)->waiting.first;
+}
+
+struct req *queue_head(const struct queue *queue)
+{
+    struct req *head = queue_new_head(queue);
+    struct req *returned = queue->returned.first;
+    if (returned == NULL || (head != NULL && head->priority < returned->priority)) {
+        return head;
+    }
+    return returned;
 }
 
 void queue_take(struct queue *queue, struct req *req)
 {
-    struct req *oldest = queue->waiting.first;
-    if (oldest != req && oldest->priority == req->priority) {
-        oldest->passes++;
-    }
     struct queue_key *key = req->key;
     if (req->preemptions == 0) {
-        const struct queue_key *turn = key_in_turn(queue, req->priority);
-        if (turn != NULL && turn->served_tokens > queue->turn_tokens) {
+        struct req *oldest = oldest_new(queue);
+        const struct queue_key *turn = key_in_turn(queue);
+        oldest->passes += oldest != req;
+        if (turn->served_tokens > queue->turn_tokens) {
             queue->turn_tokens = turn->served_tokens;
         }
         key->served_tokens += (uint64_t)req->admit.prompt.count * PROMPT_TOKEN_CHARGE;

@@ -65,6 +65,9 @@ void queue_remove(struct queue *queue, struct req *req);
 /* Whose turn it is; null when nobody waits. */
 struct req *queue_head(const struct queue *queue);
 
+/* The same among those never admitted. */
+struct req *queue_new_head(const struct queue *queue);
+
 /* Takes req out since it is admitted: notes the turn, charges a new one's prompt to its key. */
 void queue_take(struct queue *queue, struct req *req);
 

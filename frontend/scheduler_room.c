@@ -180,6 +180,18 @@ static bool may_overtake(const struct sched *sched, const struct req *req, const
     return fits(sched, req, spare);
 }
 
+/* Each of the two is passed a bounded number of times. */
+static struct req *pass(struct sched *sched, struct req *head, struct req *new_head,
+                        struct req *passing)
+{
+    head->overtaken++;
+    if (new_head != NULL && new_head != head && new_head != passing) {
+        new_head->overtaken++;
+    }
+    sched->stats.overtakes++;
+    return passing;
+}
+
 /* The head, or another that fits while the head does not; null when nobody may go. */
 static struct req *next_to_admit(struct sched *sched, const struct account_need *spare)
 {
@@ -187,15 +199,16 @@ static struct req *next_to_admit(struct sched *sched, const struct account_need 
     if (head == NULL || fits(sched, head, spare)) {
         return head;
     }
+    struct req *new_head = queue_new_head(&sched->queue); /* the head, or behind a preempted one */
+    bool is_new_spent = new_head != NULL && new_head->overtaken >= SCHED_MAX_OVERTAKES;
     if (head->overtaken >= SCHED_MAX_OVERTAKES) {
         return NULL;
     }
     struct req *req = sched->queue.waiting.first;
     for (uint32_t i = 0; req != NULL && i <= SCHED_OVERTAKE_REACH; i++, req = req->next) {
-        if (req != head && may_overtake(sched, req, head, spare)) {
-            head->overtaken++;
-            sched->stats.overtakes++;
-            return req;
+        if (req != head && (!is_new_spent || req == new_head || req->preemptions > 0) &&
+            may_overtake(sched, req, head, spare)) {
+            return pass(sched, head, new_head, req);
         }
     }
     return NULL;

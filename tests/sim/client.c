@@ -109,12 +109,10 @@ static void on_failed(const struct client *client, const struct engine_event *ev
     bool is_explained = sim->report->faults > client->faults_before;
     enum cover cover = COVER_FAILED_REFUSED;
     if (event->code == ERR_TIMEOUT) {
-        is_explained =
-            !client->is_sent && client->deadline_ns != 0 && client->deadline_ns <= sim->now_ns;
+        is_explained = client->deadline_ns != 0 && client->deadline_ns <= sim->now_ns;
         cover = COVER_FAILED_TIMEOUT;
     } else if (event->code == ERR_CLOSED) {
-        is_explained = sim->is_closing ||
-                       (!client->is_sent && sim->fronts[client->front_index].session == NULL);
+        is_explained = sim->is_closing || sim->fronts[client->front_index].session == NULL;
         cover = COVER_FAILED_CLOSED;
     } else if (event->code == ERR_STEP) {
         cover = COVER_FAILED_STEP;
@@ -395,8 +393,9 @@ void client_note_admit(struct sim *sim, const struct front *front, const struct 
         report_fail(sim->report, "ADMIT of request %llu, which is not alive",
                     (unsigned long long)admit->seed);
     }
+    bool returns = sent->is_sent; /* after a preemption: ahead of those that never ran */
     sent->is_sent = true;
-    if (head != NULL && head != sent) {
+    if (head != NULL && head != sent && !returns) {
         head->passed++;
         report_cover(sim->report, COVER_OVERTAKEN);
         if (head->passed == SCHED_MAX_OVERTAKES) {
