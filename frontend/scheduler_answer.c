@@ -74,9 +74,10 @@ static struct req *find_live(struct sched *sched, const struct result_record *re
     return req;
 }
 
-static void emit_pairs(struct req *req, enum engine_event_kind kind, struct req_pairs *pairs,
-                       uint64_t now_ns)
+static void emit_pairs(struct sched *sched, struct req *req, enum engine_event_kind kind,
+                       struct req_pairs *pairs, uint64_t now_ns)
 {
+    sched->stats.output_tokens += kind == ENGINE_EVENT_TOKEN;
     struct engine_event event = {
         .kind = kind,
         .request_id = req->request_id,
@@ -113,7 +114,6 @@ static enum err_code on_token(struct sched *sched, const struct result_record *r
     req_push_output(req, token->token);
     queue_charge_output(req);
     req->sampled_step_seq = record->msg_seq;
-    sched->stats.output_tokens++;
     struct req_pairs *pairs = &req->token;
     pairs->is_open = true;
     pairs->position = token->position;
@@ -122,7 +122,7 @@ static enum err_code on_token(struct sched *sched, const struct result_record *r
     pairs->rank = token->rank;
     pairs->pair_count = 0;
     if (req_pair_count(req->admit.logprobs) == 0) {
-        emit_pairs(req, ENGINE_EVENT_TOKEN, pairs, now_ns);
+        emit_pairs(sched, req, ENGINE_EVENT_TOKEN, pairs, now_ns);
     }
     return ERR_OK;
 }
@@ -177,7 +177,7 @@ static enum err_code on_logprobs(struct sched *sched, const struct result_record
     }
     if (code == ERR_OK && is_whole) {
         req->prompt_told = is_prompt ? pairs->position : req->prompt_told;
-        emit_pairs(req, is_prompt ? ENGINE_EVENT_PROMPT_LOGPROBS : ENGINE_EVENT_TOKEN, pairs,
+        emit_pairs(sched, req, is_prompt ? ENGINE_EVENT_PROMPT_LOGPROBS : ENGINE_EVENT_TOKEN, pairs,
                    now_ns);
     }
     return code;
@@ -340,7 +340,13 @@ static enum err_code on_step_refused(struct sched *sched, const struct result_re
     struct sched_session *session = &sched->session;
     const struct sched_step *step = &session->steps[session->step_head];
     if (step->is_rolled_back) {
-        pop_step(sched, now_ns); /* a STEP sent since then names the first refusal */
+        /* a STEP sent since then names the first refusal; a later one of its own kind (bytes that
+         * did not decode) is to be named too */
+        if (record->as.refused.code != ERR_AFTER_REFUSAL) {
+            session->last_refusal_seq = record->msg_seq;
+            session->after_seq = record->msg_seq;
+        }
+        pop_step(sched, now_ns);
         return ERR_OK;
     }
     roll_back(sched);
