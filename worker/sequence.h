@@ -3,9 +3,13 @@
  *
  *   WAITING --seq_launch--> RUNNING --seq_stop--> STOPPED      (WAITING may stop too)
  *
- *   WAITING  admitted, nothing launched yet: no pages
+ *   WAITING  admitted, nothing launched yet: no pages but those of a reused prefix
  *   RUNNING  pages cover exactly what the account says; committed <= launched
  *   STOPPED  rows are empty; pages stay until no launched row is left, then seq_drop_pages
+ *
+ * Full pages that are committed are in the prefix cache, which others share at once; the sequence
+ * holds the cache's own page of each, so where somebody was first with the same tokens it changes
+ * over to that one.  Pages that the device's table does not name yet go with its next row.
  *
  * A sequence lives in its slot from seq_open to seq_close.  It outlives RELEASE (`released`) while
  * launched rows still name it.  Executor thread only. */
@@ -20,6 +24,7 @@
 #include "proto/plan.h"
 #include "proto/result.h"
 #include "worker/pool.h"
+#include "worker/prefix.h"
 #include "worker/runner.h"
 
 struct session;
@@ -35,6 +40,8 @@ enum seq_state {
 struct seq_pages {
     uint32_t *at; /* owned, [cap] */
     uint32_t cap;
+    uint32_t unplaced_first; /* logical pages that the device's table lacks: first .. end - 1 */
+    uint32_t unplaced_end;
 };
 
 struct sequence {
@@ -42,6 +49,7 @@ struct sequence {
     uint32_t slot;
     uint64_t seq_id;
     struct session *session; /* borrowed: outlives its sequences */
+    uint32_t lane;           /* of the pools' counts */
     uint64_t writer;         /* marks the pages it writes: differs for every sequence ever opened */
     bool released;           /* RELEASE or the end of the session: goes when no row is launched */
     uint64_t owed_msg_seq;   /* of the CANCEL whose FINISHED is not pushed yet; 0: none */
@@ -61,6 +69,10 @@ struct sequence {
     bool wants_prompt_logprobs;
     bool is_constrained;
 
+    uint64_t cache_salt;
+    uint32_t cacheable_pages; /* pages from the front that the prefix cache may take */
+    uint32_t chain_pages;     /* of those, in it: the first so many global pages are its nodes */
+
     struct account account;
     struct seq_pages pages[RUNNER_FAMILY_COUNT];
 };
@@ -69,8 +81,11 @@ struct sequence {
 struct seq_home {
     struct session *session;
     uint64_t writer;
+    uint32_t lane;
     uint32_t slot;
     uint32_t page_tokens;
+    uint32_t
+        cut_tokens; /* not 0: shapes are pinned, and only whole cuts of the prompt are cached */
     uint32_t most_local_pages; /* resident at once, with every step in flight at its largest */
 };
 
@@ -84,6 +99,14 @@ void seq_close(struct sequence *seq);
 /* Position of the first token of its next row as the device will see it: the launched frontier
  * less the rows that are known to be held. */
 uint32_t seq_device_position(const struct sequence *seq);
+
+/* The longest prefix in the cache that its prompt can begin with, in pages; nothing changes.
+ * out_pages: what its lane would hold more. */
+uint32_t seq_find_prefix(struct sequence *seq, const struct prefix *prefix,
+                         uint32_t out_pages[RUNNER_FAMILY_COUNT]);
+
+/* Begin behind that prefix.  WAITING, right behind seq_find_prefix, page_count at most its answer. */
+void seq_reuse_prefix(struct sequence *seq, struct prefix *prefix, uint32_t page_count);
 
 /* Pages that a row of row_tokens needs.  Errors: ERR_INTERNAL. */
 ERR_NODISCARD enum err_code seq_need(const struct sequence *seq,
@@ -99,19 +122,31 @@ void seq_launch(struct sequence *seq, const struct account_need *need,
 /* A launched row was held: the frontier goes back, the pages stay. */
 void seq_unlaunch(struct sequence *seq, uint32_t row_tokens);
 
-/* A launched row completed.  Returns the local pages that fell out of the window, already given
- * back to the pool. */
-uint32_t seq_commit(struct sequence *seq, const struct account_geometry *geometry,
-                    struct pool pools[RUNNER_FAMILY_COUNT], uint32_t row_tokens);
+/* The device's tables name every page. */
+void seq_place(struct sequence *seq);
+
+/* A launched row completed: full pages go into the cache, local pages that fell out of the window
+ * back to their pool.  Takes the pages that its lane holds no more from held_pages. */
+void seq_commit(struct sequence *seq, const struct account_geometry *geometry,
+                struct prefix *prefix, uint32_t row_tokens,
+                uint32_t held_pages[RUNNER_FAMILY_COUNT]);
+
+/* What it has put into the cache is not to be trusted: forget it, as far as nobody else goes on from
+ * there. */
+void seq_distrust(struct sequence *seq, struct prefix *prefix);
 
 /* The token sampled at position token_count; room up to max_total_tokens. */
 void seq_append(struct sequence *seq, uint32_t token);
 
 void seq_stop(struct sequence *seq);
 
-/* Give every page back.  out_pages: how many of each family.  STOPPED, no launched row. */
+/* Give every page back.  STOPPED, no launched row.  Takes the pages that its lane holds no more from
+ * held_pages. */
 void seq_drop_pages(struct sequence *seq, struct pool pools[RUNNER_FAMILY_COUNT],
-                    uint32_t out_pages[RUNNER_FAMILY_COUNT]);
+                    uint32_t held_pages[RUNNER_FAMILY_COUNT]);
+
+/* Its pages count for no lane any more. */
+void seq_leave_lane(struct sequence *seq, struct pool pools[RUNNER_FAMILY_COUNT]);
 
 /* Resident pages of a family. */
 uint32_t seq_held_pages(const struct sequence *seq, enum runner_family family);

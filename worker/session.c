@@ -59,7 +59,13 @@ enum err_code session_core_create(struct runner *runner, const struct session_li
     struct session_core *core = mem_zalloc(1, sizeof(*core));
     core->runner = runner;
     core->sink = *sink;
-    code = step_line_init(&core->line, runner, inject, err);
+    const struct step_options options = {
+        .runner = runner,
+        .inject = inject,
+        .keeps_prefixes = limits->keeps_prefixes,
+        .hash_seed = limits->hash_seed,
+    };
+    code = step_line_init(&core->line, &options, err);
     if (code != ERR_OK) {
         mem_free(core);
         return code;
@@ -124,11 +130,7 @@ void session_retire_sequence(struct session_core *core, struct sequence *seq)
     if (seq->state != SEQ_STATE_STOPPED || seq->launched_rows > 0) {
         return;
     }
-    uint32_t pages[RUNNER_FAMILY_COUNT];
-    seq_drop_pages(seq, core->line.pools, pages);
-    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
-        seq->session->held_pages[f] -= pages[f];
-    }
+    seq_drop_pages(seq, core->line.pools, seq->session->held_pages);
     if (seq->released) {
         core->free_slots[core->free_slot_count++] = seq->slot;
         seq_close(seq);
@@ -318,8 +320,9 @@ void session_core_stats(const struct session_core *core, struct session_stats *o
     }
     out_stats->sequences = core->alive_count;
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
-        out_stats->pages_free[f] = core->line.pools[f].free_count;
+        out_stats->pages_free[f] = pool_available(&core->line.pools[f]);
     }
+    out_stats->prefix = core->line.prefix.stats;
     out_stats->steps_in_flight = core->line.step_count;
     for (uint32_t i = 0; i < core->line.step_count && out_stats->oldest_launch_ns == 0; i++) {
         const struct step *step = step_at(&core->line, i);
@@ -337,6 +340,23 @@ struct session_quota session_core_all_pages(const struct session_core *core)
         quota.pages[f] = core->line.pools[f].page_count;
     }
     return quota;
+}
+
+/* Open sessions have one each. */
+static uint32_t free_lane(const struct session_core *core)
+{
+    bool is_taken[POOL_LANE_COUNT] = {false};
+    for (uint32_t i = 0; i < core->session_count; i++) {
+        if (core->sessions[i]->lane != POOL_NO_LANE) {
+            is_taken[core->sessions[i]->lane] = true;
+        }
+    }
+    uint32_t lane = 0;
+    while (lane + 1 < POOL_LANE_COUNT && is_taken[lane]) {
+        lane++;
+    }
+    assert(!is_taken[lane]);
+    return lane;
 }
 
 enum err_code session_open(struct session_core *core, uint64_t epoch, void *owner,
@@ -357,6 +377,7 @@ enum err_code session_open(struct session_core *core, uint64_t epoch, void *owne
     session->epoch = epoch;
     session->owner = owner;
     session->is_open = true;
+    session->lane = free_lane(core);
     session->has_own_quota = quota != NULL;
     if (quota != NULL) {
         session->quota = *quota;
@@ -388,9 +409,13 @@ void session_close(struct session *session)
         }
         core->alive_count -= !seq->released;
         seq->released = true;
+        seq_leave_lane(seq, core->line.pools);
         session_retire_sequence(core, seq);
     }
     session->sequence_count = 0;
+    session->lane = POOL_NO_LANE;
+    session->held_pages[RUNNER_FAMILY_LOCAL] = 0;
+    session->held_pages[RUNNER_FAMILY_GLOBAL] = 0;
     sweep_sessions(core);
 }
 

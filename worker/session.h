@@ -19,6 +19,7 @@
 #include "proto/plan.h"
 #include "proto/result.h"
 #include "worker/inject.h"
+#include "worker/prefix.h"
 #include "worker/runner.h"
 
 struct session_core;
@@ -48,6 +49,8 @@ struct session_limits {
     uint32_t ring_records; /* capacity of each session's ring; a STEP that needs more is refused */
     const uint32_t *modality_ids; /* token ids refused in a prompt; copied */
     uint32_t modality_id_count;
+    bool keeps_prefixes; /* full pages are kept for later prompts that begin with the same tokens */
+    uint64_t hash_seed;  /* of the prefix cache: unknown to whoever writes prompts */
 };
 
 /* Pages that a session may hold. */
@@ -58,9 +61,9 @@ struct session_quota {
 /* Counters since start and figures of now. */
 struct session_stats {
     uint32_t sessions;
-    uint32_t sequences; /* alive: admitted and not released */
-    uint32_t pages_free[RUNNER_FAMILY_COUNT];
-    uint32_t pages_cached[RUNNER_FAMILY_COUNT]; /* evictable: no sequence holds them */
+    uint32_t sequences;                         /* alive: admitted and not released */
+    uint32_t pages_free[RUNNER_FAMILY_COUNT];   /* that hold nothing */
+    uint32_t pages_cached[RUNNER_FAMILY_COUNT]; /* idle: no sequence holds them, as good as free */
     uint32_t steps_in_flight;
     uint64_t steps; /* committed */
     uint64_t plans_refused;
@@ -71,6 +74,10 @@ struct session_stats {
     uint64_t oldest_launch_ns; /* when the oldest step in flight was launched; 0: none */
     uint64_t longest_step_ns;  /* of all steps so far, from launch or the step before it to done */
     uint64_t busy_ns;          /* in passes that moved something; set by whose passes they are */
+    uint64_t prefix_query_tokens; /* of admitted prompts that were looked up in the prefix cache */
+    uint64_t prefix_hit_tokens;   /* of those, reused */
+    uint64_t prefix_hits;         /* prompts that reused any */
+    struct prefix_stats prefix;
     struct runner_counters device;
 };
 

@@ -11,17 +11,45 @@ static void refuse(struct session *session, uint64_t seq_id, uint64_t msg_seq,
     publish_refused(&to, seq_id, msg_seq, why);
 }
 
+/* Begins behind the longest prefix that is there.  Pages that this pins come out of the quota; the
+ * frontend has left room for them, and where it has not, the prompt is computed. */
+static uint32_t reuse_prefix(struct session *session, struct sequence *seq)
+{
+    struct session_core *core = session->core;
+    uint32_t pages[RUNNER_FAMILY_COUNT];
+    uint32_t page_count = seq_find_prefix(seq, &core->line.prefix, pages);
+    struct result_figures left = session_figures(session);
+    if (pages[RUNNER_FAMILY_LOCAL] > left.local_quota_left_pages ||
+        pages[RUNNER_FAMILY_GLOBAL] > left.global_quota_left_pages) {
+        page_count = 0;
+    }
+    if (page_count > 0) {
+        seq_reuse_prefix(seq, &core->line.prefix, page_count);
+        session->held_pages[RUNNER_FAMILY_LOCAL] += pages[RUNNER_FAMILY_LOCAL];
+        session->held_pages[RUNNER_FAMILY_GLOBAL] += pages[RUNNER_FAMILY_GLOBAL];
+    }
+    uint32_t tokens = page_count * core->line.geometry.page_tokens;
+    if (core->line.prefix.options.is_on && !seq->wants_prompt_logprobs) {
+        core->counted.prefix_query_tokens += seq->prompt_tokens;
+        core->counted.prefix_hit_tokens += tokens;
+        core->counted.prefix_hits += page_count > 0;
+    }
+    return tokens;
+}
+
 /* Slot, sampler state and bookkeeping of a checked ADMIT. */
 static enum err_code open_sequence(struct session *session, const struct plan_admit *admit,
-                                   struct err *err)
+                                   uint32_t *out_reused_tokens, struct err *err)
 {
     struct session_core *core = session->core;
     uint32_t slot = core->free_slots[core->free_slot_count - 1];
     const struct seq_home home = {
         .session = session,
         .writer = core->writer + 1,
+        .lane = session->lane,
         .slot = slot,
         .page_tokens = core->line.geometry.page_tokens,
+        .cut_tokens = core->limits.runner.segment_tokens,
         .most_local_pages = core->most_local_pages,
     };
     struct sequence *seq = &core->sequences[slot];
@@ -39,6 +67,7 @@ static enum err_code open_sequence(struct session *session, const struct plan_ad
     core->alive_count++;
     session->sequence_count++;
     seq_index_add(&session->index, admit->seq_id, slot);
+    *out_reused_tokens = reuse_prefix(session, seq);
     return ERR_OK;
 }
 
@@ -77,8 +106,9 @@ static enum err_code apply_admit(struct session *session, uint64_t msg_seq,
     if (code == ERR_OK && core->free_slot_count == 0) {
         return ERR_OK; /* steps in flight still name the slots of released sequences */
     }
+    uint32_t reused_tokens = 0;
     if (code == ERR_OK) {
-        code = open_sequence(session, admit, &why);
+        code = open_sequence(session, admit, &reused_tokens, &why);
     }
     if (code == ERR_DEVICE) {
         (void)session_lose_device(core, &why); /* says so below */
@@ -93,7 +123,7 @@ static enum err_code apply_admit(struct session *session, uint64_t msg_seq,
     }
     struct publish_to to = session_to(session);
     struct result_figures figures = session_figures(session);
-    publish_admitted(&to, admit->seq_id, msg_seq, &figures, 0);
+    publish_admitted(&to, admit->seq_id, msg_seq, &figures, reused_tokens);
     session_note_told(session, &figures);
     return ERR_OK;
 }
@@ -202,6 +232,7 @@ static enum err_code launch(struct session *session, uint64_t msg_seq, const str
     const struct step_order order = {
         .session = session,
         .owner = session->owner,
+        .lane = session->lane,
         .msg_seq = msg_seq,
         .sink = &core->sink,
         .rows = rows,

@@ -26,8 +26,7 @@ static void commit_row(struct settling *settling, const struct step_row *row)
 {
     struct session_core *core = settling->core;
     struct sequence *seq = row->seq;
-    uint32_t released = seq_commit(seq, &core->line.geometry, core->line.pools, row->count);
-    seq->session->held_pages[RUNNER_FAMILY_LOCAL] -= released;
+    seq_commit(seq, &core->line.geometry, &core->line.prefix, row->count, seq->session->held_pages);
     settling->token_count += row->count;
 }
 
@@ -99,6 +98,7 @@ static void settle_row(struct settling *settling, const struct step_row *row)
     if (pick->outcome == RUNNER_OUTCOME_BAD) {
         (void)err_set(&why, ERR_SEQUENCE, "no usable logits at position %u",
                       seq->account.committed_tokens + row->count);
+        seq_distrust(seq, &settling->core->line.prefix);
         fail_sequence(settling, seq, &why);
         return;
     }

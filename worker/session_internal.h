@@ -32,12 +32,13 @@ struct session_share {
 struct session {
     struct session_core *core;
     uint64_t epoch;
-    void *owner;  /* borrowed by the sink's callbacks while is_open */
-    bool is_open; /* false: kept until its last step is collected */
+    void *owner;   /* borrowed by the sink's callbacks while is_open */
+    bool is_open;  /* false: kept until its last step is collected */
+    uint32_t lane; /* of the pools' counts; POOL_NO_LANE once it is closed */
     bool has_own_quota;
     struct session_quota quota;   /* where it has its own */
     struct session_share granted; /* as the younger of two that share; never falls meanwhile */
-    uint32_t held_pages[RUNNER_FAMILY_COUNT];
+    uint32_t held_pages[RUNNER_FAMILY_COUNT]; /* as the pools count its lane */
     struct inbox inbox;
     struct seq_index index;
     uint64_t due_msg_seq;       /* of the next message to come */

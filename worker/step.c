@@ -9,11 +9,32 @@
 
 #define NO_TOKEN UINT32_MAX
 
-enum err_code step_line_init(struct step_line *line, struct runner *runner, struct inject *inject,
+static enum err_code init_pools(struct step_line *line, const struct step_options *options,
+                                struct err *err)
+{
+    const struct runner_limits *limits = &options->runner->limits;
+    const struct prefix_options prefix = {
+        .page_tokens = limits->page_tokens,
+        .window_tokens = limits->window_tokens,
+        .cut_tokens = limits->segment_tokens,
+        .hash_seed = options->hash_seed,
+        .is_on = options->keeps_prefixes,
+    };
+    enum err_code code = ERR_OK;
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT && code == ERR_OK; f++) {
+        code = pool_init(&line->pools[f], limits->pages[f], err);
+    }
+    /* A sequence keeps a shared global page to its end, but needs a local page of its own for every
+     * shared one that its window leaves while others still hold it. */
+    line->pools[RUNNER_FAMILY_LOCAL].counts_holders = true;
+    return code == ERR_OK ? prefix_init(&line->prefix, line->pools, &prefix, err) : code;
+}
+
+enum err_code step_line_init(struct step_line *line, const struct step_options *options,
                              struct err *err)
 {
-    const struct runner_limits *limits = &runner->limits;
-    *line = (struct step_line){.runner = runner, .inject = inject};
+    const struct runner_limits *limits = &options->runner->limits;
+    *line = (struct step_line){.runner = options->runner, .inject = options->inject};
     if (limits->pipeline_depth == 0 || limits->pipeline_depth > STEP_MAX_DEPTH) {
         return err_set(err, ERR_ARGUMENT, "pipeline depth %u, want 1 to %u", limits->pipeline_depth,
                        STEP_MAX_DEPTH);
@@ -23,20 +44,20 @@ enum err_code step_line_init(struct step_line *line, struct runner *runner, stru
         .window_tokens = limits->window_tokens,
         .max_step_tokens = limits->max_step_tokens,
     };
-    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
-        enum err_code code = pool_init(&line->pools[f], limits->pages[f], err);
-        if (code != ERR_OK) {
-            step_line_fini(line);
-            return code;
-        }
+    enum err_code code = init_pools(line, options, err);
+    if (code != ERR_OK) {
+        step_line_fini(line);
+        return code;
     }
     for (uint32_t i = 0; i < limits->pipeline_depth; i++) {
         line->steps[i].rows = mem_zalloc(limits->max_step_rows, sizeof(struct step_row));
     }
-    /* A row of n tokens is granted at most ceil(n / page) + 1 pages of a family, and a row that was
-     * held before no more than that either. */
-    line->patch_cap = RUNNER_FAMILY_COUNT *
-                      (limits->max_step_tokens / limits->page_tokens + 2 * limits->max_step_rows);
+    /* A row of n tokens is granted at most ceil(n / page) + 1 pages of a family, one that was held
+     * before no more than that either; with a reused prefix it names every page of its sequence. */
+    size_t table_pages = num_ceil_div(limits->max_context_tokens, limits->page_tokens);
+    size_t unplaced = options->keeps_prefixes ? limits->max_step_rows * table_pages : 0;
+    line->patch_cap = RUNNER_FAMILY_COUNT * (limits->max_step_tokens / limits->page_tokens +
+                                             2 * (size_t)limits->max_step_rows + unplaced);
     line->needs = mem_zalloc(limits->max_step_rows, sizeof(*line->needs));
     line->runner_rows = mem_zalloc(limits->max_step_rows, sizeof(*line->runner_rows));
     line->patches = mem_zalloc(line->patch_cap, sizeof(*line->patches));
@@ -47,6 +68,7 @@ enum err_code step_line_init(struct step_line *line, struct runner *runner, stru
 
 void step_line_fini(struct step_line *line)
 {
+    prefix_fini(&line->prefix);
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
         pool_fini(&line->pools[f]);
     }
@@ -143,30 +165,40 @@ static enum err_code reserve(struct step_line *line, const struct step_order *or
     return ERR_OK;
 }
 
-/* Grants of one row become patches; granted counts the pages given out before it. */
+static void stage_patch(struct step_line *line, struct runner_step *staged,
+                        const struct runner_patch *patch)
+{
+    assert(staged->patch_count < line->patch_cap);
+    line->patches[staged->patch_count++] = *patch;
+}
+
+/* Pages that the device does not know yet, and grants of one row, become patches; granted counts the
+ * pages given out before it. */
 static void stage_patches(struct step_line *line, struct runner_step *staged,
                           const struct sequence *seq, const struct account_need *need,
                           uint32_t granted[RUNNER_FAMILY_COUNT])
 {
-    const struct account *account = &seq->account;
-    const struct {
-        uint32_t first_logical;
-        uint32_t count;
-    } grants[RUNNER_FAMILY_COUNT] = {
-        [RUNNER_FAMILY_LOCAL] = {account->local.origin_pages + account->local.resident_pages,
-                                 need->local_pages},
-        [RUNNER_FAMILY_GLOBAL] = {account->global.origin_pages + account->global.resident_pages,
-                                  need->global_pages},
+    const struct account_family *held[RUNNER_FAMILY_COUNT] = {
+        [RUNNER_FAMILY_LOCAL] = &seq->account.local,
+        [RUNNER_FAMILY_GLOBAL] = &seq->account.global,
+    };
+    const uint32_t counts[RUNNER_FAMILY_COUNT] = {
+        [RUNNER_FAMILY_LOCAL] = need->local_pages,
+        [RUNNER_FAMILY_GLOBAL] = need->global_pages,
     };
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
-        for (uint32_t i = 0; i < grants[f].count; i++) {
-            assert(staged->patch_count < line->patch_cap);
-            line->patches[staged->patch_count++] = (struct runner_patch){
-                .slot = seq->slot,
-                .family = (enum runner_family)f,
-                .logical_page = grants[f].first_logical + i,
-                .physical_page = pool_reserved_page(&line->pools[f], granted[f]++),
-            };
+        const struct seq_pages *pages = &seq->pages[f];
+        struct runner_patch patch = {.slot = seq->slot, .family = (enum runner_family)f};
+        for (uint32_t i = num_max(pages->unplaced_first, held[f]->origin_pages);
+             i < pages->unplaced_end; i++) {
+            patch.logical_page = i;
+            patch.physical_page = pages->at[i % pages->cap];
+            stage_patch(line, staged, &patch);
+        }
+        for (uint32_t i = 0; i < counts[f]; i++) {
+            patch.logical_page = held[f]->origin_pages + held[f]->resident_pages + i;
+            patch.physical_page = pool_reserved_page(&line->pools[f], granted[f]++);
+            stage_patch(line, staged, &patch);
         }
     }
 }
@@ -297,13 +329,15 @@ static void note_awaited(const struct step_line *line, struct step *step)
 }
 
 /* From here on nothing fails: grant the pages and move the launched frontiers. */
-static void settle_launch(struct step_line *line, const struct plan_rows *rows, struct step *step)
+static void settle_launch(struct step_line *line, const struct step_order *order, struct step *step)
 {
+    const struct plan_rows *rows = order->rows;
     uint32_t granted[RUNNER_FAMILY_COUNT] = {0};
     uint32_t at = 0;
     for (uint32_t i = 0; i < rows->row_count; i++) {
         if (rows->rows[i].kind != PLAN_ROW_EMPTY) {
             struct step_row *row = &step->rows[at++];
+            seq_place(row->seq);
             seq_launch(row->seq, &line->needs[i], line->pools, granted, row->count);
             granted[RUNNER_FAMILY_LOCAL] += line->needs[i].local_pages;
             granted[RUNNER_FAMILY_GLOBAL] += line->needs[i].global_pages;
@@ -311,8 +345,8 @@ static void settle_launch(struct step_line *line, const struct plan_rows *rows, 
     }
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
         assert(granted[f] == line->pools[f].reserved_count);
-        pool_commit(&line->pools[f]);
     }
+    prefix_commit_pools(&line->prefix, order->lane);
     for (uint32_t i = 0; i < step->row_count; i++) {
         struct step_row *row = &step->rows[i];
         if (row->pick_index != STEP_NOT_ON_DEVICE) {
@@ -344,7 +378,7 @@ enum err_code step_launch(struct step_line *line, const struct step_order *order
         return code;
     }
     note_awaited(line, step);
-    settle_launch(line, order->rows, step);
+    settle_launch(line, order, step);
     step->record_count = order->rows->record_count;
     step->planned_rows = order->rows->row_count;
     step->is_on_device = staged.row_count > 0 || staged.patch_count > 0;

@@ -10,6 +10,7 @@
 #define WORKER_STEP_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/err.h"
@@ -17,6 +18,7 @@
 #include "worker/inject.h"
 #include "worker/plan_check.h"
 #include "worker/pool.h"
+#include "worker/prefix.h"
 #include "worker/runner.h"
 #include "worker/sequence.h"
 
@@ -56,6 +58,7 @@ struct step_line {
     struct runner *runner; /* borrowed */
     struct inject *inject; /* borrowed, may be null */
     struct pool pools[RUNNER_FAMILY_COUNT];
+    struct prefix prefix; /* over those pools */
     struct account_geometry geometry;
     struct step steps[STEP_MAX_DEPTH];
     uint32_t first_index;
@@ -65,7 +68,7 @@ struct step_line {
     struct account_need *needs;     /* owned scratch, [max_step_rows] */
     struct runner_row *runner_rows; /* owned scratch, [max_step_rows] */
     struct runner_patch *patches;   /* owned scratch, [patch_cap] */
-    uint32_t patch_cap;
+    size_t patch_cap;
     uint32_t *next_tokens;  /* owned scratch, [max_step_tokens] */
     const uint32_t **masks; /* owned scratch, [max_step_rows] */
 };
@@ -73,7 +76,8 @@ struct step_line {
 /* What to launch. */
 struct step_order {
     struct session *session;
-    void *owner; /* for sink->mask */
+    void *owner;   /* for sink->mask */
+    uint32_t lane; /* of the pools' counts */
     uint64_t epoch;
     uint64_t msg_seq;
     const struct session_sink *sink;
@@ -90,9 +94,16 @@ struct step_outcome {
     const struct runner_pick *picks; /* by pick_index; null unless ERR_OK */
 };
 
+struct step_options {
+    struct runner *runner; /* borrowed */
+    struct inject *inject; /* borrowed, may be null */
+    bool keeps_prefixes;
+    uint64_t hash_seed; /* of the prefix cache */
+};
+
 /* Errors: ERR_ARGUMENT, ERR_MEMORY. */
-ERR_NODISCARD enum err_code step_line_init(struct step_line *line, struct runner *runner,
-                                           struct inject *inject, struct err *err);
+ERR_NODISCARD enum err_code step_line_init(struct step_line *line,
+                                           const struct step_options *options, struct err *err);
 void step_line_fini(struct step_line *line);
 
 /* False while the pipeline is full, failed steps are still in flight, or a step awaits masks. */

@@ -152,6 +152,23 @@ static struct front_seq *new_seq(struct front *front, const uint32_t *prompt, ui
     return seq;
 }
 
+/* One of three texts, or what a sequence here has said so far; then its own way from some place on. */
+static void shared_prompt(struct front *front, uint32_t *prompt, uint32_t prompt_count)
+{
+    uint32_t vocab = front->options.limits.vocab_tokens;
+    uint64_t text = pick(front, 3);
+    uint32_t same = chance(front, 30) ? prompt_count : pick(front, prompt_count + 1);
+    for (uint32_t i = 0; i < same; i++) {
+        uint64_t random = text * 100003 + i;
+        prompt[i] = (uint32_t)(test_random(&random) % vocab);
+    }
+    uint32_t open = front->seq_count - front->first_open;
+    if (open > 0 && chance(front, 50)) {
+        const struct front_seq *said = &front->seqs[front->first_open + pick(front, open)];
+        memcpy(prompt, said->tokens, num_min(prompt_count, said->token_count) * sizeof(*prompt));
+    }
+}
+
 bool front_admit(struct front *front)
 {
     if (front->seq_count == FRONT_MAX_SEQS || front_alive(front) >= front->options.most_alive) {
@@ -164,6 +181,9 @@ bool front_admit(struct front *front)
     for (uint32_t i = 0; i < prompt_count; i++) {
         prompt[i] = pick(front, vocab);
     }
+    if (options->shares_prefixes) {
+        shared_prompt(front, prompt, prompt_count);
+    }
     uint32_t max_total = prompt_count + 1 + pick(front, options->most_output);
     struct front_seq *seq = new_seq(front, prompt, prompt_count, max_total);
     mem_free(prompt);
@@ -172,6 +192,7 @@ bool front_admit(struct front *front)
     seq->admit.ignore_eos = chance(front, 20);
     seq->admit.logprobs = chance(front, 15) ? 1 + pick(front, 21) : 0;
     seq->admit.prompt_logprobs = chance(front, 8) ? 1 + pick(front, 12) : 0;
+    seq->admit.cache_salt = options->shares_prefixes && chance(front, 20) ? 77 : 0;
     seq->admit.constrained = options->is_constrained && chance(front, 40);
     seq->stop_id = pick(front, vocab);
     seq->admit.stop_ids = (struct wire_u32_array){.at = &seq->stop_id, .count = 1};
@@ -215,12 +236,29 @@ static bool is_first_claim(const struct front *front, uint32_t step_index, uint3
     return true;
 }
 
+/* Pages that the prefixes of ADMITs without an answer could pin. */
+static void claim_admits(const struct front *front, int64_t out_left[RUNNER_FAMILY_COUNT])
+{
+    uint32_t page = front->geometry.page_tokens;
+    for (uint32_t i = front->first_open; front->options.shares_prefixes && i < front->seq_count;
+         i++) {
+        const struct front_seq *seq = &front->seqs[i];
+        uint32_t whole_pages = (seq->admit.prompt.count - 1) / page;
+        if (!seq->is_admitted && !seq->is_closed && seq->admit.prompt_logprobs == 0) {
+            out_left[RUNNER_FAMILY_LOCAL] -=
+                num_min(whole_pages, num_ceil_div(front->geometry.window_tokens, page));
+            out_left[RUNNER_FAMILY_GLOBAL] -= whole_pages;
+        }
+    }
+}
+
 /* Pages that may still be taken: the figures, less what STEPs sent after them need.  Rows of
  * sequences cancelled or released since count too: they may have been launched before that. */
 static void pages_left(const struct front *front, int64_t out_left[RUNNER_FAMILY_COUNT])
 {
     out_left[RUNNER_FAMILY_LOCAL] = front->figures.local_quota_left_pages;
     out_left[RUNNER_FAMILY_GLOBAL] = front->figures.global_quota_left_pages;
+    claim_admits(front, out_left);
     for (uint32_t i = 0; i < front->step_count; i++) {
         const struct front_step *step = step_at(front, i);
         bool is_claim = step->msg_seq > front->figures.applied && !step->is_rejected;

@@ -30,7 +30,8 @@ struct front_options {
     bool sends_bad_plans;
     bool overplans; /* now and then more than there are pages for */
     bool is_constrained;
-    bool never_cancels; /* nor releases what still runs */
+    bool never_cancels;   /* nor releases what still runs */
+    bool shares_prefixes; /* prompts begin alike; the core keeps prefixes */
 };
 
 struct front_seq {
@@ -45,6 +46,7 @@ struct front_seq {
     uint32_t folded;
     uint32_t pairs_due;  /* pairs of LOGPROBS still to follow the last TOKEN */
     uint64_t token_step; /* msg_seq of the last TOKEN */
+    uint32_t reused_tokens;
     bool prompt_was_held;
     bool is_admitted;
     bool is_cancelled;
@@ -79,6 +81,8 @@ struct front_stats {
     uint64_t refused[ERR_CODE_COUNT];
     uint64_t held_rows;
     uint64_t resumed; /* admitted again after RELEASE */
+    uint64_t reused_tokens;
+    uint64_t reusing; /* admissions that reused any */
 };
 
 struct front {

@@ -221,9 +221,17 @@ static void on_admitted(struct front *front, const struct result_record *record)
 {
     struct front_seq *seq = seq_of(front, record->seq_id);
     test_true(!seq->is_admitted && !seq->is_closed);
-    test_eq_u64(record->as.admitted.reused_tokens, 0);
+    uint32_t reused = record->as.admitted.reused_tokens;
+    bool may_reuse = front->options.shares_prefixes && seq->admit.prompt_logprobs == 0;
+    test_true(reused == 0 || may_reuse);
+    test_true(reused < seq->admit.prompt.count && reused % front->geometry.page_tokens == 0);
     take_figures(front, &record->as.admitted.figures);
     seq->is_admitted = true;
+    seq->reused_tokens = reused;
+    seq->committed_tokens = reused;
+    seq->floor_tokens = reused;
+    front->stats.reused_tokens += reused;
+    front->stats.reusing += reused > 0;
 }
 
 static void read_one(struct front *front, const struct result_record *record)

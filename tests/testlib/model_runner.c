@@ -13,7 +13,7 @@
 
 /* What a page holds at one offset. */
 struct cell {
-    uint64_t owner; /* opening that wrote it; 0: never */
+    uint64_t context; /* of the token: everything that came before it; 0: never written */
     uint32_t position;
     uint32_t token;
 };
@@ -25,8 +25,10 @@ struct model_slot {
     uint32_t *stop_ids; /* owned */
     uint32_t length;
     uint32_t last_pick;
+    bool has_begun; /* its first row ran */
     bool has_pick;
     bool is_stopped;
+    uint64_t *contexts;                    /* owned, [max_total]: what its past must read as */
     uint32_t *tables[RUNNER_FAMILY_COUNT]; /* owned, [table_cap] */
 };
 
@@ -59,7 +61,7 @@ struct model_runner {
     uint32_t table_caps[RUNNER_FAMILY_COUNT];
     struct model_slot *slots;                   /* owned */
     struct cell *cells[RUNNER_FAMILY_COUNT];    /* owned, [pages * page_tokens] */
-    uint64_t *page_owners[RUNNER_FAMILY_COUNT]; /* owned, [pages]: opening it was granted to */
+    uint64_t *page_owners[RUNNER_FAMILY_COUNT]; /* owned, [pages]: opening it was given to last */
     struct model_step *steps;                   /* owned, [pipeline_depth], oldest first */
     uint32_t step_count;
     uint32_t run_count; /* of those, run */
@@ -146,12 +148,6 @@ static struct cell *cell_at(struct model_runner *model, const struct model_slot 
         violate(model, "family %u position %u: no page in the table", family, position);
         return NULL;
     }
-    if (model->page_owners[family][page] != slot->opening) {
-        violate(model, "family %u position %u: page %u belongs to opening %llu, not %llu", family,
-                position, page, (unsigned long long)model->page_owners[family][page],
-                (unsigned long long)slot->opening);
-        return NULL;
-    }
     return &model->cells[family][(size_t)page * model->geometry.page_tokens +
                                  position % model->geometry.page_tokens];
 }
@@ -159,10 +155,20 @@ static struct cell *cell_at(struct model_runner *model, const struct model_slot 
 static void write_token(struct model_runner *model, const struct model_slot *slot,
                         uint32_t position, uint32_t token)
 {
+    uint64_t before =
+        position == 0 ? model_fold_start(slot->admit.cache_salt) : slot->contexts[position - 1];
+    slot->contexts[position] = model_fold_add(before, position, token);
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
         struct cell *cell = cell_at(model, slot, f, position);
-        if (cell != NULL) {
-            *cell = (struct cell){.owner = slot->opening, .position = position, .token = token};
+        uint32_t logical = position / model->geometry.page_tokens;
+        uint32_t page = slot->tables[f][logical % model->table_caps[f]];
+        if (cell != NULL && model->page_owners[f][page] != slot->opening) {
+            violate(model, "family %u position %u: opening %llu writes page %u of opening %llu", f,
+                    position, (unsigned long long)slot->opening, page,
+                    (unsigned long long)model->page_owners[f][page]);
+        } else if (cell != NULL) {
+            *cell = (struct cell){
+                .context = slot->contexts[position], .position = position, .token = token};
         }
     }
 }
@@ -176,15 +182,26 @@ static void read_back(struct model_runner *model, const struct model_slot *slot,
         if (cell == NULL) {
             return;
         }
-        if (cell->owner != slot->opening || cell->position != position) {
-            violate(model, "family %u position %u: holds position %u of opening %llu", family,
-                    position, cell->position, (unsigned long long)cell->owner);
+        if (cell->context != slot->contexts[position] || cell->position != position) {
+            violate(model, "family %u position %u of opening %llu: holds position %u of another",
+                    family, position, (unsigned long long)slot->opening, cell->position);
             return;
         }
         if (fold != NULL) {
             *fold = model_fold_add(*fold, position, cell->token);
         }
     }
+}
+
+/* The prompt before its first row is in pages that were there: what they must hold. */
+static void begin_behind(struct model_slot *slot, uint32_t length)
+{
+    uint64_t context = model_fold_start(slot->admit.cache_salt);
+    for (uint32_t position = 0; position < length; position++) {
+        context = model_fold_add(context, position, slot->prompt[position]);
+        slot->contexts[position] = context;
+    }
+    slot->length = length;
 }
 
 static void fill_logprob(struct runner_logprob *out, uint32_t token, uint32_t position,
@@ -205,7 +222,7 @@ static void fill_logprob(struct runner_logprob *out, uint32_t token, uint32_t po
 static bool check_row(struct model_runner *model, const struct model_step *step, uint32_t index)
 {
     const struct runner_row *row = &step->rows[index];
-    const struct model_slot *slot = &model->slots[row->slot];
+    struct model_slot *slot = &model->slots[row->slot];
     for (uint32_t i = 0; i < index; i++) {
         if (step->rows[i].slot == row->slot) {
             violate(model, "slot %u: two rows in one step", row->slot);
@@ -218,6 +235,10 @@ static bool check_row(struct model_runner *model, const struct model_step *step,
     if (row->tokens == NULL) {
         return true;
     }
+    if (!slot->has_begun && !step->is_behind_failure && row->start < slot->admit.prompt.count) {
+        begin_behind(slot, row->start);
+    }
+    slot->has_begun = slot->has_begun || !step->is_behind_failure;
     if (row->start != slot->length && !step->is_behind_failure) {
         violate(model, "slot %u: prompt row at %u, length is %u", row->slot, row->start,
                 slot->length);
@@ -397,7 +418,10 @@ static enum err_code on_slot_open(struct runner *runner, uint32_t slot_index,
     slot->stop_ids = copy_words(admit->stop_ids.at, admit->stop_ids.count);
     slot->admit.prompt.at = slot->prompt;
     slot->admit.stop_ids.at = slot->stop_ids;
+    mem_free(slot->contexts);
+    slot->contexts = mem_zalloc(admit->max_total, sizeof(*slot->contexts));
     slot->length = 0;
+    slot->has_begun = false;
     slot->has_pick = false;
     slot->is_stopped = false;
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
@@ -543,6 +567,7 @@ static void on_destroy(struct runner *runner)
         struct model_slot *slot = &model->slots[i];
         mem_free(slot->prompt);
         mem_free(slot->stop_ids);
+        mem_free(slot->contexts);
         mem_free(slot->tables[RUNNER_FAMILY_LOCAL]);
         mem_free(slot->tables[RUNNER_FAMILY_GLOBAL]);
     }

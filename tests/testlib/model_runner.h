@@ -1,8 +1,9 @@
 /* A deterministic model of a device behind worker/runner.h, for tests of the bookkeeping.
  *
  * It keeps what a device keeps: per slot a length, the last pick, a stop flag and two page tables;
- * per page the tokens written there and whose they are.  A row reads its whole past back through
- * the tables, so a page granted wrongly, shared wrongly or let go too early is seen at once: as
+ * per page the tokens written there, each with a hash of its salt and all tokens before it, which is
+ * what real keys and values depend on.  A row reads its whole past back through the tables, so a
+ * page granted wrongly, shared wrongly or let go too early is seen at once: as
  * model_runner_violation, and as a wrong token.  The next token is a hash of seed, positions and
  * tokens before it (model_fold).
  *

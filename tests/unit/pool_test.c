@@ -41,17 +41,17 @@ static void test_rollback_leaves_the_pool_as_it_was(void)
     struct pool pool;
     setup(&pool);
     test_true(pool_try_reserve(&pool, 6));
-    pool_commit(&pool);
-    pool_release(&pool, 3);
-    pool_release(&pool, 0);
+    pool_commit(&pool, 0);
+    (void)pool_release(&pool, 3, 0);
+    (void)pool_release(&pool, 0, 0);
     uint32_t free_pages[PAGES];
-    uint32_t holder_counts[PAGES];
+    struct pool_page pages[PAGES];
     memcpy(free_pages, pool.free_pages, sizeof(free_pages));
-    memcpy(holder_counts, pool.holder_counts, sizeof(holder_counts));
+    memcpy(pages, pool.pages, sizeof(pages));
     test_true(pool_try_reserve(&pool, 4));
     pool_rollback(&pool);
     test_true(memcmp(free_pages, pool.free_pages, sizeof(free_pages)) == 0);
-    test_true(memcmp(holder_counts, pool.holder_counts, sizeof(holder_counts)) == 0);
+    test_true(memcmp(pages, pool.pages, sizeof(pages)) == 0);
     test_eq_u64(pool_available(&pool), 4);
     check(&pool);
     pool_fini(&pool);
@@ -63,14 +63,14 @@ static void test_commit_grants_what_was_shown(void)
     setup(&pool);
     test_true(pool_try_reserve(&pool, 3));
     uint32_t shown = pool_reserved_page(&pool, 2);
-    pool_commit(&pool);
-    test_eq_u64(pool.holder_counts[shown], 1);
+    pool_commit(&pool, 0);
+    test_eq_u64(pool.pages[shown].holder_count, 1);
     test_eq_u64(pool_available(&pool), 5);
     test_true(pool_try_reserve(&pool, 5));
     for (uint32_t i = 0; i < 5; i++) {
         test_true(pool_reserved_page(&pool, i) != shown);
     }
-    pool_commit(&pool);
+    pool_commit(&pool, 0);
     check(&pool);
     pool_fini(&pool);
 }
@@ -80,12 +80,12 @@ static void test_a_shared_page_is_free_after_its_last_holder(void)
     struct pool pool;
     setup(&pool);
     test_true(pool_try_reserve(&pool, 1));
-    pool_commit(&pool);
-    pool_share(&pool, 0);
-    pool_release(&pool, 0);
+    pool_commit(&pool, 0);
+    (void)pool_share(&pool, 0, 0);
+    (void)pool_release(&pool, 0, 0);
     test_eq_u64(pool_available(&pool), 7);
     check(&pool);
-    pool_release(&pool, 0);
+    (void)pool_release(&pool, 0, 0);
     test_eq_u64(pool_available(&pool), 8);
     check(&pool);
     pool_fini(&pool);
@@ -96,14 +96,14 @@ static void test_a_granted_page_forgets_who_wrote_it(void)
     struct pool pool;
     setup(&pool);
     test_true(pool_try_reserve(&pool, 1));
-    pool_commit(&pool);
+    pool_commit(&pool, 0);
     pool_note_write(&pool, 0, 41);
     pool_note_write(&pool, 0, 41);
-    test_eq_u64(pool.last_writers[0], 41);
-    pool_release(&pool, 0);
+    test_eq_u64(pool.pages[0].last_writer, 41);
+    (void)pool_release(&pool, 0, 0);
     test_true(pool_try_reserve(&pool, 1));
     test_eq_u64(pool_reserved_page(&pool, 0), 0);
-    pool_commit(&pool);
+    pool_commit(&pool, 0);
     pool_note_write(&pool, 0, 42);
     pool_fini(&pool);
 }
@@ -116,9 +116,9 @@ static void test_check_finds_a_page_twice_on_the_list(void)
     pool.free_pages[2] = pool.free_pages[3];
     test_eq_u64(pool_check(&pool, &err), ERR_INTERNAL);
     test_eq_str(err.message, "the free list is not the set of 8 pages without holder");
-    pool.holder_counts[5] = 1;
+    pool.pages[5].holder_count = 1;
     test_eq_u64(pool_check(&pool, &err), ERR_INTERNAL);
-    test_eq_str(err.message, "7 pages without holder, 8 on the free list, 0 reserved");
+    test_eq_str(err.message, "7 pages without holder, 8 on the free list, 0 idle, 0 reserved");
     pool_fini(&pool);
 }
 
@@ -141,10 +141,10 @@ static void test_random_grants_and_returns_balance(void)
                 held_count -= fits ? count : 0;
                 pool_rollback(&pool);
             }
-            pool_commit(&pool);
+            pool_commit(&pool, 0);
         } else if (held_count > 0) {
             uint32_t at = (uint32_t)(test_random(&random) % held_count);
-            pool_release(&pool, held[at]);
+            (void)pool_release(&pool, held[at], 0);
             held[at] = held[--held_count];
         }
         check(&pool);

@@ -12,6 +12,8 @@ static const struct account_geometry geometry = {
 
 struct bench {
     struct pool pools[RUNNER_FAMILY_COUNT];
+    struct prefix prefix; /* off */
+    uint32_t held_pages[RUNNER_FAMILY_COUNT];
     struct sequence seq;
     uint32_t *prompt; /* owned, [4000] */
 };
@@ -25,6 +27,10 @@ static void setup(struct bench *bench)
     }
     test_ok(pool_init(&bench->pools[RUNNER_FAMILY_LOCAL], 60, &err), &err);
     test_ok(pool_init(&bench->pools[RUNNER_FAMILY_GLOBAL], 80, &err), &err);
+    const struct prefix_options options = {.page_tokens = 64, .window_tokens = 1024};
+    test_ok(prefix_init(&bench->prefix, bench->pools, &options, &err), &err);
+    bench->held_pages[RUNNER_FAMILY_LOCAL] = 0;
+    bench->held_pages[RUNNER_FAMILY_GLOBAL] = 0;
     struct plan_admit admit = rig_plain_admit(9, bench->prompt, 4000, 4500);
     const struct seq_home home = {
         .writer = 1,
@@ -38,11 +44,13 @@ static void setup(struct bench *bench)
 
 static void teardown(struct bench *bench)
 {
-    uint32_t pages[RUNNER_FAMILY_COUNT];
     bench->seq.launched_rows = 0;
     seq_stop(&bench->seq);
-    seq_drop_pages(&bench->seq, bench->pools, pages);
+    seq_drop_pages(&bench->seq, bench->pools, bench->held_pages);
+    test_eq_u64(bench->held_pages[RUNNER_FAMILY_LOCAL], 0);
+    test_eq_u64(bench->held_pages[RUNNER_FAMILY_GLOBAL], 0);
     seq_close(&bench->seq);
+    prefix_fini(&bench->prefix);
     mem_free(bench->prompt);
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
         struct err err;
@@ -61,15 +69,19 @@ static struct account_need launch(struct bench *bench, uint32_t tokens)
     test_true(pool_try_reserve(&bench->pools[RUNNER_FAMILY_LOCAL], need.local_pages));
     test_true(pool_try_reserve(&bench->pools[RUNNER_FAMILY_GLOBAL], need.global_pages));
     seq_launch(&bench->seq, &need, bench->pools, first, tokens);
-    pool_commit(&bench->pools[RUNNER_FAMILY_LOCAL]);
-    pool_commit(&bench->pools[RUNNER_FAMILY_GLOBAL]);
+    prefix_commit_pools(&bench->prefix, 0);
+    bench->held_pages[RUNNER_FAMILY_LOCAL] += need.local_pages;
+    bench->held_pages[RUNNER_FAMILY_GLOBAL] += need.global_pages;
     return need;
 }
 
+/* Local pages that it let go. */
 static uint32_t commit(struct bench *bench, uint32_t tokens)
 {
+    uint32_t before = bench->held_pages[RUNNER_FAMILY_LOCAL];
     bench->seq.launched_rows--;
-    return seq_commit(&bench->seq, &geometry, bench->pools, tokens);
+    seq_commit(&bench->seq, &geometry, &bench->prefix, tokens, bench->held_pages);
+    return before - bench->held_pages[RUNNER_FAMILY_LOCAL];
 }
 
 static void test_the_front_is_released_at_commit(void)

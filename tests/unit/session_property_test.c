@@ -33,6 +33,7 @@ struct plan_of_world {
     uint32_t depth;
     bool has_faults;
     bool is_constrained;
+    bool shares_prefixes;
 };
 
 static uint32_t pick(struct world *world, uint32_t bound)
@@ -88,6 +89,7 @@ static void build(struct world *world, const struct plan_of_world *plan)
         .sends_bad_plans = plan->has_faults,
         .overplans = plan->has_faults,
         .is_constrained = plan->is_constrained,
+        .shares_prefixes = plan->shares_prefixes,
     };
     /* Room for two of the largest requests in each session at least, or for many. */
     const struct account_geometry geometry = {
@@ -113,6 +115,8 @@ static void build(struct world *world, const struct plan_of_world *plan)
     const struct session_limits session_limits = {
         .slots = limits.slots,
         .ring_records = most_records(&limits) + pick(world, 200),
+        .keeps_prefixes = plan->shares_prefixes,
+        .hash_seed = plan->seed,
     };
     rig_init(&world->rig, world->runner, true, &session_limits, &world->inject);
     world->rig.mask = on_mask;
@@ -163,10 +167,15 @@ static void check_quiet(struct world *world)
         held.local_pages += one.local_pages;
         held.global_pages += one.global_pages;
     }
-    test_eq_u64(stats.pages_free[RUNNER_FAMILY_LOCAL] + held.local_pages,
-                world->options.limits.pages[RUNNER_FAMILY_LOCAL]);
-    test_eq_u64(stats.pages_free[RUNNER_FAMILY_GLOBAL] + held.global_pages,
-                world->options.limits.pages[RUNNER_FAMILY_GLOBAL]);
+    uint32_t local_pages = stats.pages_free[RUNNER_FAMILY_LOCAL] + held.local_pages;
+    uint32_t global_pages = stats.pages_free[RUNNER_FAMILY_GLOBAL] + held.global_pages;
+    const uint32_t *all = world->options.limits.pages;
+    test_true(local_pages >= all[RUNNER_FAMILY_LOCAL]);
+    test_true(global_pages >= all[RUNNER_FAMILY_GLOBAL]);
+    if (!world->options.shares_prefixes) {
+        test_eq_u64(local_pages, all[RUNNER_FAMILY_LOCAL]);
+        test_eq_u64(global_pages, all[RUNNER_FAMILY_GLOBAL]);
+    }
 }
 
 static void act(struct world *world, bool has_faults)
@@ -214,6 +223,8 @@ static void add_stats(struct front_stats *sum, const struct front_stats *stats)
     sum->steps_done += stats->steps_done;
     sum->held_rows += stats->held_rows;
     sum->resumed += stats->resumed;
+    sum->reused_tokens += stats->reused_tokens;
+    sum->reusing += stats->reusing;
     for (uint32_t i = 0; i < ERR_CODE_COUNT; i++) {
         sum->refused[i] += stats->refused[i];
     }
@@ -245,26 +256,26 @@ static void finish(struct world *world, struct front_stats *sum)
     world->runner->table->destroy(world->runner);
 }
 
-static void run_worlds(bool has_faults, bool is_constrained, uint64_t first_seed,
-                       struct front_stats *sum)
+static void run_worlds(const struct plan_of_world *like, struct front_stats *sum)
 {
     static const uint32_t pages[] = {16, 64};
     static const uint32_t windows[] = {64, 128, 256, 512, 1024};
     memset(sum, 0, sizeof(*sum));
     for (uint32_t i = 0; i < 40; i++) {
         const struct plan_of_world plan = {
-            .seed = first_seed + i,
+            .seed = like->seed + i,
             .page_tokens = pages[i % 2],
             .window_tokens = windows[i % 5],
             .depth = 1 + i % 4,
-            .has_faults = has_faults,
-            .is_constrained = is_constrained,
+            .has_faults = like->has_faults,
+            .is_constrained = like->is_constrained,
+            .shares_prefixes = like->shares_prefixes,
         };
         (void)fprintf(stderr, "world %llu\n", (unsigned long long)plan.seed);
         struct world world;
         build(&world, &plan);
         for (uint32_t op = 0; op < 2500; op++) {
-            act(&world, has_faults);
+            act(&world, like->has_faults);
         }
         finish(&world, sum);
     }
@@ -273,7 +284,7 @@ static void run_worlds(bool has_faults, bool is_constrained, uint64_t first_seed
 static void test_undisturbed_worlds(void)
 {
     struct front_stats sum;
-    run_worlds(false, false, 1000, &sum);
+    run_worlds(&(struct plan_of_world){.seed = 1000}, &sum);
     test_eq_u64(sum.failed, 0);
     test_eq_u64(sum.held_rows, 0);
     for (uint32_t code = 0; code < ERR_CODE_COUNT; code++) {
@@ -288,7 +299,7 @@ static void test_undisturbed_worlds(void)
 static void test_worlds_with_held_rows(void)
 {
     struct front_stats sum;
-    run_worlds(false, true, 2000, &sum);
+    run_worlds(&(struct plan_of_world){.seed = 2000, .is_constrained = true}, &sum);
     test_eq_u64(sum.failed, 0);
     for (uint32_t code = 0; code < ERR_CODE_COUNT; code++) {
         test_eq_u64(sum.refused[code], 0);
@@ -300,7 +311,7 @@ static void test_worlds_with_held_rows(void)
 static void test_worlds_with_failures(void)
 {
     struct front_stats sum;
-    run_worlds(true, false, 3000, &sum);
+    run_worlds(&(struct plan_of_world){.seed = 3000, .has_faults = true}, &sum);
     test_true(sum.failed > 50);
     test_true(sum.refused[ERR_PAGES] > 20);
     test_true(sum.refused[ERR_STEP] > 20);
@@ -315,17 +326,44 @@ static void test_worlds_with_failures(void)
 static void test_worlds_with_held_rows_and_failures(void)
 {
     struct front_stats sum;
-    run_worlds(true, true, 4000, &sum);
+    run_worlds(&(struct plan_of_world){.seed = 4000, .has_faults = true, .is_constrained = true},
+               &sum);
     test_true(sum.failed > 50);
     test_true(sum.held_rows > 200);
     test_true(sum.finished > 50);
 }
 
+static void test_worlds_with_shared_prefixes(void)
+{
+    struct front_stats sum;
+    run_worlds(&(struct plan_of_world){.seed = 5000, .shares_prefixes = true}, &sum);
+    test_eq_u64(sum.failed, 0);
+    for (uint32_t code = 0; code < ERR_CODE_COUNT; code++) {
+        test_eq_u64(sum.refused[code], 0);
+    }
+    test_true(sum.reusing > 1000);
+    test_true(sum.reused_tokens > 100000);
+    test_true(sum.finished > 50);
+}
+
+static void test_worlds_with_shared_prefixes_and_failures(void)
+{
+    struct front_stats sum;
+    run_worlds(
+        &(struct plan_of_world){
+            .seed = 6000, .has_faults = true, .is_constrained = true, .shares_prefixes = true},
+        &sum);
+    test_true(sum.reusing > 1000);
+    test_true(sum.failed > 50);
+    test_true(sum.held_rows > 200);
+    test_true(sum.refused[ERR_PAGES] > 20);
+    test_true(sum.finished > 50);
+}
+
 static const struct test_case cases[] = {
-    TEST(test_undisturbed_worlds),
-    TEST(test_worlds_with_held_rows),
-    TEST(test_worlds_with_failures),
-    TEST(test_worlds_with_held_rows_and_failures),
+    TEST(test_undisturbed_worlds),          TEST(test_worlds_with_held_rows),
+    TEST(test_worlds_with_failures),        TEST(test_worlds_with_held_rows_and_failures),
+    TEST(test_worlds_with_shared_prefixes), TEST(test_worlds_with_shared_prefixes_and_failures),
 };
 
 int main(int argc, char **argv)
