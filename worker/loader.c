@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -259,7 +260,12 @@ enum err_code loader_open(const struct options *options, struct inject *inject,
         .ring_records = options->ring_records,
         .modality_ids = loaded->config.info.modality_ids,
         .modality_id_count = loaded->config.info.modality_count,
+        .keeps_prefixes = options->prefix_cache,
     };
+    if (getrandom(&loaded->limits.hash_seed, sizeof(loaded->limits.hash_seed), 0) !=
+        (ssize_t)sizeof(loaded->limits.hash_seed)) {
+        return err_set(err, ERR_SYSTEM, "no random number for the prefix cache");
+    }
     loaded->watchdog_ns = WATCHDOG_FLOOR_NS;
     code = options->backend == OPTIONS_BACKEND_CUDA
                ? loader_open_cuda(options, inject, &weights_progress, loaded, err)

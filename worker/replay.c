@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "common/buf.h"
 #include "common/clock.h"
 #include "common/mem.h"
 #include "common/num.h"
@@ -14,17 +15,31 @@ enum {
     RING_RECORDS = 1 << 20 /* records are dropped, so the ring is never full */
 };
 
+/* What an ADMIT reused when it was recorded, as the first row of its sequence tells. */
+struct reuse {
+    uint64_t epoch;
+    uint64_t msg_seq; /* of the ADMIT */
+    uint64_t seq_id;
+    uint32_t tokens;
+    bool is_known;
+};
+
+struct open {
+    uint64_t epoch;
+    struct session *session; /* null: free */
+    uint32_t next_reuse;     /* where to look for its next ADMIT */
+};
+
 struct replay {
     struct replay_options options;
     struct replay_summary summary;
     struct session_core *core;
     struct record_reader *reader;
     struct mem_arena arena;
-    uint32_t *mask; /* owned; all tokens allowed */
-    struct {
-        uint64_t epoch;
-        struct session *session; /* null: free */
-    } opens[SESSION_MAX_COUNT];
+    uint32_t *mask;    /* owned; all tokens allowed */
+    struct buf reuses; /* struct reuse, one for each ADMIT, in the order of the file */
+    uint32_t first_unknown;
+    struct open opens[SESSION_MAX_COUNT];
 };
 
 uint64_t replay_digest_add(uint64_t digest, uint64_t seq_id, uint32_t position, uint32_t token)
@@ -69,6 +84,105 @@ static const uint32_t *on_mask(void *context, void *owner, uint64_t seq_id, uint
 {
     const struct replay *replay = context;
     return replay->mask;
+}
+
+/* What is cached when an ADMIT takes effect depends on how far the steps before it are: never begin
+ * behind more than the recorded rows do. */
+static uint32_t most_reused(void *context, void *owner, uint64_t msg_seq)
+{
+    const struct replay *replay = context;
+    struct open *open = owner;
+    const struct reuse *reuses = (const struct reuse *)(const void *)replay->reuses.at;
+    uint32_t count = (uint32_t)(replay->reuses.used_bytes / sizeof(*reuses));
+    uint32_t at = open->next_reuse;
+    while (at < count && (reuses[at].epoch != open->epoch || reuses[at].msg_seq < msg_seq)) {
+        at++;
+    }
+    open->next_reuse = at;
+    return at < count && reuses[at].msg_seq == msg_seq ? reuses[at].tokens : 0;
+}
+
+/* ---- what was reused ---- */
+
+static struct reuse *reuse_at(struct replay *replay, uint32_t index)
+{
+    return (struct reuse *)(void *)replay->reuses.at + index;
+}
+
+/* The first row of a sequence starts where its reused prefix ends. */
+static void note_rows(struct replay *replay, uint64_t epoch, const struct wire_row_array *rows)
+{
+    uint32_t count = (uint32_t)(replay->reuses.used_bytes / sizeof(struct reuse));
+    for (uint32_t r = 0; r < rows->count; r++) {
+        for (uint32_t i = replay->first_unknown; i < count; i++) {
+            struct reuse *reuse = reuse_at(replay, i);
+            if (!reuse->is_known && reuse->epoch == epoch && reuse->seq_id == rows->at[r].seq_id) {
+                reuse->tokens = rows->at[r].start;
+                reuse->is_known = true;
+            }
+        }
+    }
+    while (replay->first_unknown < count && reuse_at(replay, replay->first_unknown)->is_known) {
+        replay->first_unknown++;
+    }
+}
+
+/* A sequence that goes without a row reuses nothing that matters. */
+static void note_release(struct replay *replay, uint64_t epoch, uint64_t seq_id)
+{
+    const struct wire_row row = {.seq_id = seq_id};
+    const struct wire_row_array rows = {.at = &row, .count = 1};
+    note_rows(replay, epoch, &rows);
+}
+
+/* Those it leaves without a row are not looked at for every row to come. */
+static void note_close(struct replay *replay, uint64_t epoch)
+{
+    uint32_t count = (uint32_t)(replay->reuses.used_bytes / sizeof(struct reuse));
+    for (uint32_t i = replay->first_unknown; i < count; i++) {
+        reuse_at(replay, i)->is_known |= reuse_at(replay, i)->epoch == epoch;
+    }
+}
+
+static void note_message(struct replay *replay, const struct plan_message *message)
+{
+    if (message->type == PLAN_ADMIT) {
+        const struct reuse reuse = {
+            .epoch = message->epoch,
+            .msg_seq = message->msg_seq,
+            .seq_id = message->as.admit.seq_id,
+        };
+        buf_append(&replay->reuses, &reuse, sizeof(reuse));
+    } else if (message->type == PLAN_STEP) {
+        note_rows(replay, message->epoch, &message->as.step.rows);
+    } else if (message->type == PLAN_RELEASE) {
+        note_release(replay, message->epoch, message->as.release.seq_id);
+    }
+}
+
+/* Reads the whole file once. */
+static enum err_code find_reuses(struct replay *replay, struct err *err)
+{
+    struct record_header header;
+    struct record_reader *reader = NULL;
+    enum err_code code = record_reader_open(replay->options.path, &header, &reader, err);
+    bool is_end = false;
+    while (code == ERR_OK && !is_end) {
+        struct record_entry entry = {0};
+        struct plan_message message;
+        struct err why;
+        code = record_read(reader, &entry, &is_end, err);
+        mem_arena_reset(&replay->arena);
+        if (code == ERR_OK && !is_end && entry.kind == RECORD_CLOSE) {
+            note_close(replay, entry.epoch);
+        }
+        if (code == ERR_OK && !is_end && entry.kind == RECORD_MESSAGE &&
+            plan_decode(entry.bytes, entry.byte_count, &replay->arena, &message, &why) == ERR_OK) {
+            note_message(replay, &message);
+        }
+    }
+    record_reader_close(reader);
+    return code;
 }
 
 /* ---- feeding ---- */
@@ -121,11 +235,11 @@ static enum err_code pump_until_idle(struct replay *replay, struct err *err)
     return code;
 }
 
-static struct session **find_open(struct replay *replay, uint64_t epoch)
+static struct open *find_open(struct replay *replay, uint64_t epoch)
 {
     for (uint32_t i = 0; i < SESSION_MAX_COUNT; i++) {
         if (replay->opens[i].session != NULL && replay->opens[i].epoch == epoch) {
-            return &replay->opens[i].session;
+            return &replay->opens[i];
         }
     }
     return NULL;
@@ -137,16 +251,25 @@ static enum err_code on_open(struct replay *replay, uint64_t epoch, struct err *
         if (replay->opens[i].session == NULL) {
             replay->summary.sessions++;
             replay->opens[i].epoch = epoch;
-            return session_open(replay->core, epoch, replay, NULL, &replay->opens[i].session, err);
+            replay->opens[i].next_reuse = 0;
+            return session_open(replay->core, epoch, &replay->opens[i], NULL,
+                                &replay->opens[i].session, err);
         }
     }
     return err_set(err, ERR_FORMAT, "record opens more than %u sessions", SESSION_MAX_COUNT);
 }
 
-static enum err_code on_message(struct replay *replay, struct session *session,
+/* What it began behind when it was recorded is committed by then. */
+static enum err_code pump_for_reuse(struct replay *replay, struct open *open, uint64_t msg_seq,
+                                    struct err *err)
+{
+    return most_reused(replay, open, msg_seq) > 0 ? pump_until_idle(replay, err) : ERR_OK;
+}
+
+static enum err_code on_message(struct replay *replay, struct open *open,
                                 const struct record_entry *entry, struct err *err)
 {
-    enum err_code code = pump_until_due(replay, session, entry->answers, err);
+    enum err_code code = pump_until_due(replay, open->session, entry->answers, err);
     if (code != ERR_OK) {
         return code;
     }
@@ -156,10 +279,13 @@ static enum err_code on_message(struct replay *replay, struct session *session,
     struct err why;
     if (plan_decode(entry->bytes, entry->byte_count, &replay->arena, &message, &why) != ERR_OK) {
         replay->summary.malformed++;
-        session_deliver_malformed(session, &why);
+        session_deliver_malformed(open->session, &why);
         return ERR_OK;
     }
-    return session_deliver(session, &message, err);
+    if (message.type == PLAN_ADMIT) {
+        code = pump_for_reuse(replay, open, message.msg_seq, err);
+    }
+    return code == ERR_OK ? session_deliver(open->session, &message, err) : code;
 }
 
 static enum err_code on_entry(struct replay *replay, const struct record_entry *entry,
@@ -168,16 +294,16 @@ static enum err_code on_entry(struct replay *replay, const struct record_entry *
     if (entry->kind == RECORD_OPEN) {
         return on_open(replay, entry->epoch, err);
     }
-    struct session **session = find_open(replay, entry->epoch);
-    if (session == NULL) {
+    struct open *open = find_open(replay, entry->epoch);
+    if (open == NULL) {
         return err_set(err, ERR_FORMAT, "record: no session of epoch %" PRIu64, entry->epoch);
     }
     if (entry->kind == RECORD_MESSAGE) {
-        return on_message(replay, *session, entry, err);
+        return on_message(replay, open, entry, err);
     }
     enum err_code code = pump_until_idle(replay, err);
-    session_close(*session);
-    *session = NULL;
+    session_close(open->session);
+    open->session = NULL;
     return code;
 }
 
@@ -205,6 +331,7 @@ enum err_code replay_run(const struct replay_options *options, struct replay_sum
         .push = on_push,
         .flush = on_flush,
         .mask = on_mask,
+        .most_reused = most_reused,
     };
     struct record_header header;
     uint32_t vocab_tokens = options->runner->limits.vocab_tokens;
@@ -217,6 +344,7 @@ enum err_code replay_run(const struct replay_options *options, struct replay_sum
         code = err_set(err, ERR_CONFIG, "record is of a model with %u tokens, this one has %u",
                        header.vocab_tokens, vocab_tokens);
     }
+    code = code == ERR_OK ? find_reuses(&replay, err) : code;
     if (code == ERR_OK) {
         struct session_limits limits = options->limits;
         limits.ring_records = RING_RECORDS;
@@ -239,5 +367,6 @@ enum err_code replay_run(const struct replay_options *options, struct replay_sum
     record_reader_close(replay.reader);
     mem_arena_fini(&replay.arena);
     mem_free(replay.mask);
+    buf_fini(&replay.reuses);
     return code;
 }

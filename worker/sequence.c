@@ -95,15 +95,14 @@ static bool is_new_to(const struct pool *pool, uint32_t page, uint32_t lane)
            (pool->counts_holders || pool->pages[page].lane_counts[lane] == 0);
 }
 
-uint32_t seq_find_prefix(struct sequence *seq, const struct prefix *prefix,
+uint32_t seq_find_prefix(struct sequence *seq, const struct prefix *prefix, uint32_t most_tokens,
                          uint32_t out_pages[RUNNER_FAMILY_COUNT])
 {
     const struct pool *pools = prefix->pools;
     uint32_t *nodes = seq->pages[RUNNER_FAMILY_GLOBAL].at;
-    uint32_t page_count =
-        seq->wants_prompt_logprobs /* every position is asked for */
-            ? 0
-            : prefix_find(prefix, seq->cache_salt, seq->tokens, seq->prompt_tokens - 1, nodes);
+    /* With prompt logprobs every position is asked for. */
+    uint32_t tokens = seq->wants_prompt_logprobs ? 0 : num_min(most_tokens, seq->prompt_tokens - 1);
+    uint32_t page_count = prefix_find(prefix, seq->cache_salt, seq->tokens, tokens, nodes);
     out_pages[RUNNER_FAMILY_LOCAL] = 0;
     out_pages[RUNNER_FAMILY_GLOBAL] = 0;
     for (uint32_t i = 0; i < page_count; i++) {

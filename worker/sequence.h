@@ -100,9 +100,9 @@ void seq_close(struct sequence *seq);
  * less the rows that are known to be held. */
 uint32_t seq_device_position(const struct sequence *seq);
 
-/* The longest prefix in the cache that its prompt can begin with, in pages; nothing changes.
- * out_pages: what its lane would hold more. */
-uint32_t seq_find_prefix(struct sequence *seq, const struct prefix *prefix,
+/* The longest prefix in the cache, of at most most_tokens, that its prompt can begin with, in pages;
+ * nothing changes.  out_pages: what its lane would hold more. */
+uint32_t seq_find_prefix(struct sequence *seq, const struct prefix *prefix, uint32_t most_tokens,
                          uint32_t out_pages[RUNNER_FAMILY_COUNT]);
 
 /* Begin behind that prefix.  WAITING, right behind seq_find_prefix, page_count at most its answer. */

@@ -40,6 +40,8 @@ struct session_sink {
      * there.  Borrowed until the launch, or give_masks, returns.  Asked again and again while a
      * step awaits it.  The pointer itself may be null: never. */
     const uint32_t *(*mask)(void *context, void *owner, uint64_t seq_id, uint32_t position);
+    /* Most tokens that the ADMIT of msg_seq may begin behind.  The pointer may be null: no bound. */
+    uint32_t (*most_reused)(void *context, void *owner, uint64_t msg_seq);
 };
 
 /* Beyond runner->limits, which give vocabulary, context, pages, rows, tokens and depth. */

@@ -13,11 +13,15 @@ static void refuse(struct session *session, uint64_t seq_id, uint64_t msg_seq,
 
 /* Begins behind the longest prefix that is there.  Pages that this pins come out of the quota; the
  * frontend has left room for them, and where it has not, the prompt is computed. */
-static uint32_t reuse_prefix(struct session *session, struct sequence *seq)
+static uint32_t reuse_prefix(struct session *session, struct sequence *seq, uint64_t msg_seq)
 {
     struct session_core *core = session->core;
+    const struct session_sink *sink = &core->sink;
+    uint32_t most_tokens = sink->most_reused == NULL
+                               ? UINT32_MAX
+                               : sink->most_reused(sink->context, session->owner, msg_seq);
     uint32_t pages[RUNNER_FAMILY_COUNT];
-    uint32_t page_count = seq_find_prefix(seq, &core->line.prefix, pages);
+    uint32_t page_count = seq_find_prefix(seq, &core->line.prefix, most_tokens, pages);
     struct result_figures left = session_figures(session);
     if (pages[RUNNER_FAMILY_LOCAL] > left.local_quota_left_pages ||
         pages[RUNNER_FAMILY_GLOBAL] > left.global_quota_left_pages) {
@@ -39,7 +43,7 @@ static uint32_t reuse_prefix(struct session *session, struct sequence *seq)
 
 /* Slot, sampler state and bookkeeping of a checked ADMIT. */
 static enum err_code open_sequence(struct session *session, const struct plan_admit *admit,
-                                   uint32_t *out_reused_tokens, struct err *err)
+                                   struct sequence **out_seq, struct err *err)
 {
     struct session_core *core = session->core;
     uint32_t slot = core->free_slots[core->free_slot_count - 1];
@@ -67,7 +71,7 @@ static enum err_code open_sequence(struct session *session, const struct plan_ad
     core->alive_count++;
     session->sequence_count++;
     seq_index_add(&session->index, admit->seq_id, slot);
-    *out_reused_tokens = reuse_prefix(session, seq);
+    *out_seq = seq;
     return ERR_OK;
 }
 
@@ -106,9 +110,9 @@ static enum err_code apply_admit(struct session *session, uint64_t msg_seq,
     if (code == ERR_OK && core->free_slot_count == 0) {
         return ERR_OK; /* steps in flight still name the slots of released sequences */
     }
-    uint32_t reused_tokens = 0;
+    struct sequence *seq = NULL;
     if (code == ERR_OK) {
-        code = open_sequence(session, admit, &reused_tokens, &why);
+        code = open_sequence(session, admit, &seq, &why);
     }
     if (code == ERR_DEVICE) {
         (void)session_lose_device(core, &why); /* says so below */
@@ -121,6 +125,7 @@ static enum err_code apply_admit(struct session *session, uint64_t msg_seq,
         refuse(session, admit->seq_id, msg_seq, &why);
         return ERR_OK;
     }
+    uint32_t reused_tokens = reuse_prefix(session, seq, msg_seq);
     struct publish_to to = session_to(session);
     struct result_figures figures = session_figures(session);
     publish_admitted(&to, admit->seq_id, msg_seq, &figures, reused_tokens);

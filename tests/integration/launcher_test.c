@@ -240,7 +240,7 @@ static void test_starts_passes_options_drains_in_order(void)
     (void)snprintf(want, sizeof(want),
                    "leads=1 fds=0,1,2,3 listens=0 announced=0 args=%s --run-dir %s "
                    "--drain-timeout-s 7 --device cpu --graphs --no-deterministic "
-                   "--max-step-tokens 64 --lifeline-fd 3",
+                   "--max-step-tokens 64 --prefix-cache --lifeline-fd 3",
                    rig.dir, rig.run_dir);
     rig_start(&rig, -1, "--port 0 --run-dir");
     (void)rig_wait(&rig); /* an option without its value: refused in one line */

@@ -32,6 +32,7 @@ void bench_setup_runner(struct core_bench *bench, struct runner *runner, bool is
         .ring_records = ring_records,
         .modality_ids = modality_ids,
         .modality_id_count = 2,
+        .keeps_prefixes = bench->keeps_prefixes,
     };
     rig_init(&bench->rig, runner, is_model, &session_limits, &bench->inject);
     rig_open(&bench->rig, &bench->session, NULL);
@@ -43,6 +44,13 @@ void bench_setup_limits(struct core_bench *bench, const struct runner_limits *li
     *bench = (struct core_bench){0};
     const struct model_runner_options options = {.limits = *limits, .inject = &bench->inject};
     bench_setup_runner(bench, model_runner_create(&options), true, ring_records);
+}
+
+void bench_setup_prefixes(struct core_bench *bench, const struct runner_limits *limits)
+{
+    *bench = (struct core_bench){.keeps_prefixes = true};
+    const struct model_runner_options options = {.limits = *limits, .inject = &bench->inject};
+    bench_setup_runner(bench, model_runner_create(&options), true, 1024);
 }
 
 void bench_setup(struct core_bench *bench)

@@ -2,6 +2,7 @@
 #ifndef TESTS_TESTLIB_CORE_BENCH_H
 #define TESTS_TESTLIB_CORE_BENCH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "tests/testlib/core_rig.h"
@@ -16,6 +17,7 @@ enum {
 struct core_bench {
     struct runner *runner; /* owned; a model_runner, or what wraps one */
     struct inject inject;
+    bool keeps_prefixes;
     struct core_rig rig;
     struct rig_session session;
     uint32_t prompt[BENCH_PROMPT]; /* some tokens to begin with */
@@ -28,6 +30,9 @@ struct runner_limits bench_limits(void);
 void bench_setup(struct core_bench *bench);
 void bench_setup_limits(struct core_bench *bench, const struct runner_limits *limits,
                         uint32_t ring_records);
+
+/* The same with a prefix cache. */
+void bench_setup_prefixes(struct core_bench *bench, const struct runner_limits *limits);
 
 /* The same over a runner that the caller made; taken. */
 void bench_setup_runner(struct core_bench *bench, struct runner *runner, bool is_model,

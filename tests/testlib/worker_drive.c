@@ -218,6 +218,7 @@ static void take(struct run *run, const struct result_record *record)
     case RESULT_ADMITTED:
         test_true(index < run->count);
         run->sequences[index].state = DRIVE_ADMITTED;
+        run->sequences[index].sent_tokens = record->as.admitted.reused_tokens;
         break;
     case RESULT_REFUSED:
     case RESULT_STEP_DONE: take_step(run, record); break;
