@@ -36,6 +36,7 @@ struct engine_event {
     const uint32_t *ids;   /* [pair_count], borrowed during the call */
     const float *logprobs; /* [pair_count] */
     uint32_t reused_tokens;
+    uint32_t queried_tokens; /* looked up for reuse */
     enum result_finish reason;
     enum err_code code;
     const char *text; /* borrowed during the call */

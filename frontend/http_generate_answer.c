@@ -181,7 +181,7 @@ static void take_admitted(struct http_call *call, const struct engine_event *eve
     call->admitted_ns = event->time_ns;
     call->usage.cached_tokens = event->reused_tokens;
     metrics->prompt_tokens += call->usage.prompt_tokens;
-    metrics->prefix_queries += call->usage.prompt_tokens;
+    metrics->prefix_queries += event->queried_tokens;
     metrics->prefix_hits += event->reused_tokens;
     metrics_observe(metrics, METRICS_queue_time, seconds_between(call->arrived_ns, event->time_ns));
 }

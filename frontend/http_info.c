@@ -142,6 +142,11 @@ static void copy_worker(const struct engine_status *status, struct metrics *metr
     metrics->gaps = worker->gaps;
     metrics->local_free = worker->local_pages_free;
     metrics->global_free = worker->global_pages_free;
+    metrics->local_prefix = worker->local_prefix_pages;
+    metrics->global_prefix = worker->global_prefix_pages;
+    metrics->local_evicted = worker->local_pages_evicted;
+    metrics->global_evicted = worker->global_pages_evicted;
+    metrics->prefix_reuses = worker->prefix_hits;
     metrics->local_cached = worker->local_pages_cached;
     metrics->global_cached = worker->global_pages_cached;
     metrics->local_held =

@@ -65,7 +65,8 @@ struct sched_limits {
     uint32_t peak_step_tokens; /* of one sequence in all outstanding steps */
     uint32_t segment_tokens;   /* of one sequence in a step, where it needs several */
     uint32_t cut_tokens;       /* prompts are cut at multiples of this only; 0: anywhere */
-    uint64_t ping_ns;          /* a sign of life when nothing else was sent for so long */
+    bool has_prefix_cache;
+    uint64_t ping_ns; /* a sign of life when nothing else was sent for so long */
 };
 
 /* What submit is checked against; a copy may be used on any thread. */

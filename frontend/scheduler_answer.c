@@ -236,10 +236,12 @@ static enum err_code on_admitted(struct sched *sched, const struct result_record
     req_step(req, REQ_EVENT_ADMITTED);
     sched->stats.prompt_tokens += req->was_admitted ? 0 : req->admit.prompt.count;
     req->was_admitted = true;
+    bool is_queried = sched->limits.has_prefix_cache && req->admit.prompt_logprobs == 0;
     struct engine_event event = {.kind = ENGINE_EVENT_ADMITTED,
                                  .request_id = req->request_id,
                                  .time_ns = now_ns,
-                                 .reused_tokens = reused};
+                                 .reused_tokens = reused,
+                                 .queried_tokens = is_queried ? req->admit.prompt.count : 0};
     req_emit(req, &event);
     return ERR_OK;
 }

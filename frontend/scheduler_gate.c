@@ -74,6 +74,7 @@ enum err_code sched_read_limits(const struct sched_options *options,
         .peak_step_tokens = num_min(depth * budget, welcome->max_step_tokens),
         .segment_tokens = segment,
         .cut_tokens = welcome->segment_tokens,
+        .has_prefix_cache = welcome->prefix_cache,
         .ping_ns = quarter_ns != 0 && quarter_ns < SCHED_PING_NS ? quarter_ns : SCHED_PING_NS,
     };
     out_limits->pool_tokens = longest_fit(out_limits);

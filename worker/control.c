@@ -162,6 +162,7 @@ static enum err_code answer_stats(struct control *control, struct err *err)
         return err_set(err, ERR_BUSY, "weights are still loading");
     }
     struct session_stats stats;
+    const struct prefix_stats *prefix = &stats.prefix;
     enum err_code code = executor_stats(ready.executor, &stats, err);
     if (code != ERR_OK) {
         return code;
@@ -190,7 +191,14 @@ static enum err_code answer_stats(struct control *control, struct err *err)
                             .gaps = stats.device.gaps,
                             .longest_gap_ns = stats.device.longest_gap_ns,
                             .local_pages_cached = stats.pages_cached[RUNNER_FAMILY_LOCAL],
-                            .global_pages_cached = stats.pages_cached[RUNNER_FAMILY_GLOBAL]},
+                            .global_pages_cached = stats.pages_cached[RUNNER_FAMILY_GLOBAL],
+                            .local_prefix_pages = prefix->cached_pages[RUNNER_FAMILY_LOCAL],
+                            .global_prefix_pages = prefix->cached_pages[RUNNER_FAMILY_GLOBAL],
+                            .local_pages_evicted = prefix->evicted_pages[RUNNER_FAMILY_LOCAL],
+                            .global_pages_evicted = prefix->evicted_pages[RUNNER_FAMILY_GLOBAL],
+                            .prefix_query_tokens = stats.prefix_query_tokens,
+                            .prefix_hit_tokens = stats.prefix_hit_tokens,
+                            .prefix_hits = stats.prefix_hits},
     };
     answer(control, &message);
     return ERR_OK;

@@ -174,7 +174,8 @@ static void set_ready(struct worker *worker)
                     .local_page_bytes = forward_page_bytes(
                         &worker->loaded.config, RUNNER_FAMILY_LOCAL, limits->page_tokens),
                     .global_page_bytes = forward_page_bytes(
-                        &worker->loaded.config, RUNNER_FAMILY_GLOBAL, limits->page_tokens)},
+                        &worker->loaded.config, RUNNER_FAMILY_GLOBAL, limits->page_tokens),
+                    .prefix_cache = options->prefix_cache},
     };
     control_set_ready(worker->control, &ready);
 }

@@ -320,7 +320,8 @@ void session_core_stats(const struct session_core *core, struct session_stats *o
     }
     out_stats->sequences = core->alive_count;
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
-        out_stats->pages_free[f] = pool_available(&core->line.pools[f]);
+        out_stats->pages_free[f] = core->line.pools[f].free_count;
+        out_stats->pages_cached[f] = core->line.pools[f].idle_count;
     }
     out_stats->prefix = core->line.prefix.stats;
     out_stats->steps_in_flight = core->line.step_count;

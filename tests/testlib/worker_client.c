@@ -349,14 +349,16 @@ void worker_client_expect_all_free(struct worker_client *client, uint32_t wait_m
     uint64_t deadline_ns = clock_now_ns() + wait_ms * CLOCK_NS_PER_MS;
     for (;;) {
         struct hello_stats_answer stats = worker_client_stats(client);
-        if (stats.sequences == 0 && stats.local_pages_free == client->welcome.local_pages &&
-            stats.global_pages_free == client->welcome.global_pages) {
+        uint32_t local_pages = stats.local_pages_free + stats.local_pages_cached;
+        uint32_t global_pages = stats.global_pages_free + stats.global_pages_cached;
+        if (stats.sequences == 0 && local_pages == client->welcome.local_pages &&
+            global_pages == client->welcome.global_pages) {
             return;
         }
         if (clock_now_ns() > deadline_ns) {
             test_fail(__FILE__, __LINE__, "%u sequences, %u of %u local and %u of %u global free",
-                      stats.sequences, stats.local_pages_free, client->welcome.local_pages,
-                      stats.global_pages_free, client->welcome.global_pages);
+                      stats.sequences, local_pages, client->welcome.local_pages, global_pages,
+                      client->welcome.global_pages);
         }
         pause_briefly();
     }

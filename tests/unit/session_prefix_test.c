@@ -91,6 +91,12 @@ static struct session_stats stats_of(const struct core_bench *bench)
     return stats;
 }
 
+static uint32_t unheld(const struct core_bench *bench, enum runner_family family)
+{
+    struct session_stats stats = stats_of(bench);
+    return stats.pages_free[family] + stats.pages_cached[family];
+}
+
 /* What the session may still take, asked for by a PING. */
 static struct result_figures figures_of(struct core_bench *bench)
 {
@@ -230,17 +236,17 @@ static void test_live_sequences_share_at_once(void)
     /* Six pages are shared; a local one counts for each of its sequences. */
     test_eq_u64(figures_of(&bench).global_quota_left_pages, 80 - 7);
     test_eq_u64(figures_of(&bench).local_quota_left_pages, 40 - 5 - 5 * 4);
-    test_eq_u64(stats_of(&bench).pages_free[RUNNER_FAMILY_LOCAL], 40 - 5);
+    test_eq_u64(unheld(&bench, RUNNER_FAMILY_LOCAL), 40 - 5);
     for (uint64_t id = 2; id <= 6; id++) {
         message.seq_id = id;
         run_prompt(&bench, &message, 96);
     }
     test_eq_u64(figures_of(&bench).global_quota_left_pages, 80 - 6 - 6);
-    test_eq_u64(stats_of(&bench).pages_free[RUNNER_FAMILY_GLOBAL], 80 - 6 - 6);
+    test_eq_u64(unheld(&bench, RUNNER_FAMILY_GLOBAL), 80 - 6 - 6);
     for (uint64_t id = 1; id <= 6; id++) {
         run_decode(&bench, id, 20);
     }
-    test_eq_u64(stats_of(&bench).pages_free[RUNNER_FAMILY_GLOBAL], 80 - 6 - 6 * 2);
+    test_eq_u64(unheld(&bench, RUNNER_FAMILY_GLOBAL), 80 - 6 - 6 * 2);
     for (uint64_t id = 1; id <= 6; id++) {
         rig_release(&bench.session, id);
     }
@@ -342,6 +348,8 @@ static void test_a_refusal_changes_nothing(void)
         struct session_stats after = stats_of(&bench);
         test_true(memcmp(&before.prefix, &after.prefix, sizeof(before.prefix)) == 0);
         test_true(memcmp(before.pages_free, after.pages_free, sizeof(before.pages_free)) == 0);
+        test_true(memcmp(before.pages_cached, after.pages_cached, sizeof(before.pages_cached)) ==
+                  0);
         struct plan_admit again = rig_plain_admit(3, text, 300, 301);
         test_eq_u64(admit(&bench, &again), 288);
         rig_release(&bench.session, 3);
@@ -462,12 +470,12 @@ static void test_sessions_share_pages_and_count_them_each(void)
     test_eq_u64(record->as.admitted.reused_tokens, 96);
     test_eq_u64(record->as.admitted.figures.global_quota_left_pages, 40 - 6);
     test_eq_u64(figures_of(&bench).global_quota_left_pages, 40 - 7);
-    test_eq_u64(stats_of(&bench).pages_free[RUNNER_FAMILY_GLOBAL], 80 - 7);
+    test_eq_u64(unheld(&bench, RUNNER_FAMILY_GLOBAL), 80 - 7);
     rig_close(&bench.session);
     rig_open(&bench.rig, &bench.session, &half);
     bench_run(&bench);
     test_eq_u64(figures_of(&bench).global_quota_left_pages, 40);
-    test_eq_u64(stats_of(&bench).pages_free[RUNNER_FAMILY_GLOBAL], 80 - 6);
+    test_eq_u64(unheld(&bench, RUNNER_FAMILY_GLOBAL), 80 - 6);
     rig_close(&other);
     bench_teardown(&bench);
 }
