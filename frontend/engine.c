@@ -380,6 +380,7 @@ enum err_code engine_create(const struct engine_options *options, struct engine 
     struct sched_options sched_options = {
         .max_queue = options->max_queue,
         .max_step_tokens = options->max_step_tokens,
+        .itl_target_ns = options->itl_target_ms * CLOCK_NS_PER_MS,
         .pipeline_depth = options->pipeline_depth,
         .detached_wait_ns = wait_ms * CLOCK_NS_PER_MS,
     };

@@ -59,6 +59,7 @@ struct engine_options {
     const char *name;
     uint32_t max_queue;       /* waiting requests */
     uint32_t max_step_tokens; /* token budget of a step; 0: the worker's limit */
+    uint32_t itl_target_ms;   /* between two tokens while prompts are computed; 0: no target */
     uint32_t pipeline_depth;  /* 0: the worker's */
     uint64_t tokenizer_hash;  /* a worker with another is not used; 0: any */
     uint32_t

@@ -222,6 +222,7 @@ static enum err_code start_engine(struct process *process, struct err *err)
         .name = "bezel-frontend",
         .max_queue = options->max_queue,
         .max_step_tokens = options->max_step_tokens,
+        .itl_target_ms = options->itl_target_ms,
         .pipeline_depth = options->pipeline_depth,
         .detached_wait_ms = options->worker_wait_s * 1000,
     };

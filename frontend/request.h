@@ -97,8 +97,8 @@ struct req {
     struct req *bucket_next; /* in the table of ids */
     uint32_t passes;         /* admitted before this one though they came later */
     uint32_t overtaken;      /* smaller requests admitted while this one headed the queue */
-    uint32_t preemptions; /* counted when it is QUEUED again */
-    bool was_admitted; /* its owner knows: a second ADMITTED is about a recompute */
+    uint32_t preemptions;    /* counted when it is QUEUED again */
+    bool was_admitted;       /* its owner knows: a second ADMITTED is about a recompute */
 
     /* mirror of the worker's sequence, from ADMIT to RELEASE */
     struct account account;
@@ -110,6 +110,7 @@ struct req {
     uint64_t last_step_seq;    /* last STEP naming it; 0 none */
     uint64_t sampled_step_seq; /* last STEP that gave it a token; 0 none */
     uint32_t next_position;    /* of the next output token */
+    uint64_t plan_mark;        /* last plan that looked at its prompt */
     uint32_t blocked_plans;    /* STEPs in a row that had no page for it */
     struct req_pairs token;
     struct req_pairs prompt;

@@ -234,6 +234,7 @@ enum err_code sched_attach(struct sched *sched, const struct hello_welcome *welc
         return code;
     }
     open_session(sched, epoch, now_ns);
+    sched->pace = (struct pace){0};
     sched->is_attached = true;
     sched->was_attached = true;
     struct sched_gate gate;

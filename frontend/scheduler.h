@@ -3,9 +3,10 @@
  * A pure state machine: no clock, no socket, no thread.  Inputs are submit, cancel, attach, detach,
  * the worker's records and the time; outputs are plan messages through a callback and events to the
  * owners of requests.  Plan k+1 is sent before the results of plan k are read; `depth` plans are
- * outstanding while there is work.  A step holds every decode row first, then prompt segments in
- * order of admission within the token budget; decode rows that do not all fit take turns and leave a
- * part of the step to prompts.
+ * outstanding while there is work.  A step holds every decode row first, then prompt segments within
+ * the token budget and, beside decode rows, within the time that the inter-token target leaves (at
+ * least a quarter of it); decode rows that do not all fit take turns and leave a part of the step to
+ * prompts.
  *
  * A waiting request is admitted when its prompt and a page more per family fit beside what the running
  * ones need next.  When pages run out, the last in turn is preempted: left out of plans, released, and
@@ -42,6 +43,7 @@ struct sched;
 struct sched_options {
     uint32_t max_queue;        /* waiting requests beyond those that could start at once */
     uint32_t max_step_tokens;  /* 0: the worker's limit */
+    uint64_t itl_target_ns;    /* a step with decode rows shall take no longer; 0: no target */
     uint32_t pipeline_depth;   /* 0: the worker's */
     uint64_t detached_wait_ns; /* waiting requests outlive the loss of the worker by this */
 };

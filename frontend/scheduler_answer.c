@@ -261,6 +261,15 @@ static void pop_step(struct sched *sched, uint64_t now_ns)
     }
 }
 
+static uint32_t step_tokens(const struct sched_step *step)
+{
+    uint32_t tokens = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        tokens += step->rows[i].tokens;
+    }
+    return tokens;
+}
+
 static enum err_code on_step_done(struct sched *sched, const struct result_record *record,
                                   uint64_t now_ns, struct err *err)
 {
@@ -284,6 +293,9 @@ static enum err_code on_step_done(struct sched *sched, const struct result_recor
         }
         (void)account_commit(&req->account, &sched->limits.geometry,
                              row->tokens); /* the figures count what was released */
+    }
+    if (record->as.step_done.token_count == step_tokens(step)) {
+        pace_observe(&sched->pace, &step->load, record->as.step_done.device_ns);
     }
     session->alive_ns = now_ns;
     session->refusals_in_row = 0;

@@ -1,8 +1,10 @@
 /* State shared by scheduler.c (inputs), scheduler_gate.c (limits), scheduler_room.c (admission,
- * preemption), scheduler_plan.c (steps) and scheduler_answer.c (records).  Included by these alone. */
+ * preemption), scheduler_plan.c (steps), scheduler_prompt.c (their prompt segments) and
+ * scheduler_answer.c (records).  Included by these alone. */
 #ifndef FRONTEND_SCHEDULER_INTERNAL_H
 #define FRONTEND_SCHEDULER_INTERNAL_H
 
+#include "frontend/pace.h"
 #include "frontend/queue.h"
 #include "frontend/scheduler.h"
 
@@ -20,7 +22,22 @@ struct sched_step {
     uint64_t msg_seq;
     struct sched_row *rows; /* owned: [max_step_rows] */
     uint32_t row_count;
-    bool is_rolled_back; /* certain to be refused, behind a refused one */
+    struct pace_load load; /* its prompt segments */
+    bool is_rolled_back;   /* certain to be refused, behind a refused one */
+};
+
+/* A STEP while its rows are chosen. */
+struct sched_builder {
+    struct sched *sched;
+    struct sched_step *step;
+    struct account_need left;
+    struct account_need taken;
+    uint32_t tokens_left;
+    uint32_t kept_rows;   /* for prompts, while decode rows are chosen; for the first prompt then */
+    uint32_t kept_tokens; /* for prompts, while decode rows are chosen */
+    bool is_timed;        /* prompts beside decode rows: room_ns counts */
+    double room_ns;       /* left for prompt tokens */
+    struct pace_load load;
 };
 
 /* Pages that a message may take and that the figures do not show yet. */
@@ -83,6 +100,8 @@ struct sched {
     uint64_t lost_ns;
     struct sched_limits limits;
     struct sched_session session; /* valid while attached */
+    struct pace pace;             /* of the last worker */
+    uint64_t plan_mark;           /* of the plan being made */
     struct sched_stats stats;
 };
 
@@ -124,7 +143,8 @@ void sched_admit_waiting(struct sched *sched, uint64_t now_ns);
 /* Where rows lack pages that less deserving ones hold: preempt those. */
 void sched_make_room(struct sched *sched, uint64_t now_ns);
 
-/* Fewest tokens that its next row can have, and their pages. */
+/* Pages of a row of so many tokens; of the shortest row that it can have next. */
+struct account_need sched_need(const struct sched *sched, const struct req *req, uint32_t tokens);
 struct account_need sched_least_need(const struct sched *sched, const struct req *req);
 
 /* scheduler_plan.c */
@@ -134,6 +154,20 @@ uint64_t sched_send(struct sched *sched, struct plan_message *message, uint64_t 
 
 /* Figures as last heard, less all claims. */
 struct account_need sched_pages_left(const struct sched *sched);
+
+/* How many of the wanted tokens the token budget and the pages allow. */
+uint32_t sched_allowed_tokens(const struct sched_builder *builder, const struct req *req,
+                              uint32_t wanted_tokens);
+void sched_add_row(struct sched_builder *builder, struct req *req, uint32_t tokens);
+
+/* A row was left out, for lack of pages or for something that passes. */
+void sched_note_blocked(struct sched_builder *builder, struct req *req);
+
+/* scheduler_prompt.c */
+
+void sched_add_prompt_rows(struct sched_builder *builder, bool has_decode_rows);
+
+/* scheduler_plan.c */
 
 void sched_push_claim(struct sched *sched, uint64_t msg_seq, const struct account_need *need);
 

@@ -9,17 +9,6 @@
 #include "common/num.h"
 #include "frontend/scheduler_internal.h"
 
-/* A STEP while its rows are chosen. */
-struct builder {
-    struct sched *sched;
-    struct sched_step *step;
-    struct account_need left;
-    struct account_need taken;
-    uint32_t tokens_left;
-    uint32_t kept_rows;   /* for prompts, while decode rows are chosen */
-    uint32_t kept_tokens; /* likewise */
-};
-
 static uint32_t less(uint32_t from, uint32_t amount)
 {
     return from > amount ? from - amount : 0;
@@ -75,9 +64,8 @@ static uint64_t cover(const struct account_family *family, uint32_t more, uint32
     return pages * page_tokens - launched_tokens;
 }
 
-/* How many of the wanted tokens the budget and the pages allow. */
-static uint32_t allowed_tokens(const struct builder *builder, const struct req *req,
-                               uint32_t wanted_tokens)
+uint32_t sched_allowed_tokens(const struct sched_builder *builder, const struct req *req,
+                              uint32_t wanted_tokens)
 {
     const struct account *account = &req->account;
     uint32_t page = builder->sched->limits.geometry.page_tokens;
@@ -92,17 +80,13 @@ static uint32_t allowed_tokens(const struct builder *builder, const struct req *
     return (uint32_t)tokens;
 }
 
-static void add_row(struct builder *builder, struct req *req, uint32_t tokens)
+void sched_add_row(struct sched_builder *builder, struct req *req, uint32_t tokens)
 {
     struct sched *sched = builder->sched;
     struct sched_step *step = builder->step;
     bool is_prompt = req->state == REQ_STATE_PROMPT;
     req->blocked_plans = 0;
-    struct err err;
-    struct account_need need;
-    enum err_code code = account_need(&req->account, &sched->limits.geometry, tokens, &need, &err);
-    assert(code == ERR_OK); /* sched_check: accounts are exact */
-    (void)code;
+    struct account_need need = sched_need(sched, req, tokens);
     sched->session.wire_rows[step->row_count] = (struct wire_row){
         .seq_id = req->admit.seq_id,
         .start = is_prompt ? req->account.launched_tokens : 0,
@@ -127,8 +111,7 @@ static void add_row(struct builder *builder, struct req *req, uint32_t tokens)
     builder->taken.global_pages += need.global_pages;
 }
 
-/* A row was left out, for lack of pages or for something that passes. */
-static void note_blocked(struct builder *builder, struct req *req)
+void sched_note_blocked(struct sched_builder *builder, struct req *req)
 {
     struct account_need need = sched_least_need(builder->sched, req);
     if (need.local_pages > builder->left.local_pages ||
@@ -138,7 +121,7 @@ static void note_blocked(struct builder *builder, struct req *req)
     }
 }
 
-static bool is_step_full(const struct builder *builder)
+static bool is_step_full(const struct sched_builder *builder)
 {
     return builder->step->row_count + builder->kept_rows >= builder->sched->limits.max_step_rows ||
            builder->tokens_left <= builder->kept_tokens;
@@ -146,7 +129,8 @@ static bool is_step_full(const struct builder *builder)
 
 /* Decode rows [from, to) in order of admission; false when the step filled up before the end, and
  * *out_next is then the first left out. */
-static bool add_decode_rows(struct builder *builder, uint32_t from, uint32_t to, uint32_t *out_next)
+static bool add_decode_rows(struct sched_builder *builder, uint32_t from, uint32_t to,
+                            uint32_t *out_next)
 {
     uint32_t index = 0;
     for (struct req *req = builder->sched->running.first; req != NULL && index < to;
@@ -159,17 +143,17 @@ static bool add_decode_rows(struct builder *builder, uint32_t from, uint32_t to,
             *out_next = index - 1;
             return false;
         }
-        if (allowed_tokens(builder, req, 1) == 1) {
-            add_row(builder, req, 1);
+        if (sched_allowed_tokens(builder, req, 1) == 1) {
+            sched_add_row(builder, req, 1);
         } else {
-            note_blocked(builder, req);
+            sched_note_blocked(builder, req);
         }
     }
     return true;
 }
 
 /* Decode rows that do not fit leave this much to prompts, or those would never start. */
-static void keep_for_prompts(struct builder *builder)
+static void keep_for_prompts(struct sched_builder *builder)
 {
     const struct sched_limits *limits = &builder->sched->limits;
     const struct req *req = builder->sched->running.first;
@@ -180,44 +164,12 @@ static void keep_for_prompts(struct builder *builder)
     builder->kept_tokens = req != NULL ? num_max(limits->budget_tokens / 4, limits->cut_tokens) : 0;
 }
 
-/* Of the next tokens of a prompt, those up to the last place where it may be cut. */
-static uint32_t whole_cuts(const struct builder *builder, const struct req *req, uint32_t tokens)
-{
-    uint32_t cut = num_max(builder->sched->limits.cut_tokens, 1);
-    uint32_t start = req->account.launched_tokens;
-    return less((start + tokens) / cut * cut, start);
-}
-
-static void add_prompt_rows(struct builder *builder)
-{
-    uint32_t segment_tokens = builder->sched->limits.segment_tokens;
-    builder->kept_rows = 0;
-    builder->kept_tokens = 0;
-    for (struct req *req = builder->sched->running.first; req != NULL && !is_step_full(builder);
-         req = req->next) {
-        if (req->state != REQ_STATE_PROMPT) {
-            continue;
-        }
-        uint32_t rest_tokens = req->admit.prompt.count - req->account.launched_tokens;
-        uint32_t tokens = allowed_tokens(builder, req, rest_tokens);
-        if (tokens < rest_tokens) {
-            /* all outstanding segments shall find room in the sliding page table */
-            tokens = whole_cuts(builder, req, num_min(tokens, segment_tokens));
-        }
-        if (tokens > 0) {
-            add_row(builder, req, tokens);
-        } else {
-            note_blocked(builder, req);
-        }
-    }
-}
-
 /* The next STEP; false when there is nothing to run. */
 static bool plan_step(struct sched *sched, uint64_t now_ns)
 {
     struct sched_session *session = &sched->session;
     uint32_t at = (session->step_head + session->step_count) % sched->limits.depth;
-    struct builder builder = {
+    struct sched_builder builder = {
         .sched = sched,
         .step = &session->steps[at],
         .left = sched_pages_left(sched),
@@ -234,7 +186,8 @@ static bool plan_step(struct sched *sched, uint64_t now_ns)
         (void)add_decode_rows(&builder, 0, first, &next); /* next says enough */
     }
     session->first_row_skip = next;
-    add_prompt_rows(&builder);
+    sched_add_prompt_rows(&builder, builder.step->row_count > 0);
+    builder.step->load = builder.load;
     if (builder.step->row_count == 0) {
         return false;
     }

@@ -234,6 +234,16 @@ void sched_admit_waiting(struct sched *sched, uint64_t now_ns)
 
 /* ---- preemption ---- */
 
+struct account_need sched_need(const struct sched *sched, const struct req *req, uint32_t tokens)
+{
+    struct err err;
+    struct account_need need;
+    enum err_code code = account_need(&req->account, &sched->limits.geometry, tokens, &need, &err);
+    assert(code == ERR_OK); /* sched_check: accounts are exact */
+    (void)code;
+    return need;
+}
+
 struct account_need sched_least_need(const struct sched *sched, const struct req *req)
 {
     const struct sched_limits *limits = &sched->limits;
@@ -243,12 +253,7 @@ struct account_need sched_least_need(const struct sched *sched, const struct req
         uint32_t cut = num_max(limits->cut_tokens, 1);
         tokens = num_min(rest_tokens, cut - req->account.launched_tokens % cut);
     }
-    struct err err;
-    struct account_need need;
-    enum err_code code = account_need(&req->account, &limits->geometry, tokens, &need, &err);
-    assert(code == ERR_OK); /* sched_check: accounts are exact */
-    (void)code;
-    return need;
+    return sched_need(sched, req, tokens);
 }
 
 static bool is_planned(const struct req *req)

@@ -35,6 +35,7 @@ struct model_message {
     uint64_t due_ns;
     uint64_t end_ns;
     uint64_t took_ns;
+    uint32_t token_count;
     uint64_t step_index; /* 1-based, of those launched */
     bool fails;
     enum err_code refused;  /* answered by REFUSED in its turn; ERR_OK: runs */

@@ -141,6 +141,7 @@ void model_launch_step(struct model_worker *model, struct model_message *step, u
                        model->options.token_ns * token_count;
     step->end_ns = start_ns + took_ns;
     step->took_ns = took_ns;
+    step->token_count = (uint32_t)token_count;
     step->step_index = ++model->launch_count;
     model->stats.first_start_ns =
         model->stats.first_start_ns == 0 ? start_ns : model->stats.first_start_ns;
@@ -322,6 +323,7 @@ void model_complete_step(struct model_worker *model, uint64_t now_ns)
                                  .as.step_done = {.figures = model_figures(model),
                                                   .device_ns = step->took_ns,
                                                   .row_count = step->plan.as.step.rows.count,
+                                                  .token_count = step->token_count,
                                                   .in_flight = model->in_flight_count}};
     model_push_record(model, &done, now_ns);
     model_free_message(step);

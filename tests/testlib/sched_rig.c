@@ -7,7 +7,7 @@
 #include "common/num.h"
 #include "tests/testlib/test.h"
 
-#define PROMPT_MAX 4096
+#define PROMPT_MAX 8192
 
 static const uint32_t zero_prompt[PROMPT_MAX];
 
@@ -64,6 +64,11 @@ static void on_event(void *owner, const struct engine_event *event)
         }
         request->first_token_ns =
             request->token_count == 0 ? event->time_ns : request->first_token_ns;
+        if (request->token_count > 0 &&
+            event->time_ns - request->last_token_ns > request->longest_gap_ns) {
+            request->longest_gap_ns = event->time_ns - request->last_token_ns;
+        }
+        request->last_token_ns = event->time_ns;
         request->token_count++;
         request->pair_count += event->pair_count;
         break;

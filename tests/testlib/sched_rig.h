@@ -42,6 +42,8 @@ struct rig_request {
     enum err_code code;
     char text[256];
     uint64_t first_token_ns;
+    uint64_t last_token_ns;
+    uint64_t longest_gap_ns; /* between two tokens */
     uint64_t ended_ns;
     const struct model_options *model; /* borrowed: what its tokens must be; null: not compared */
     bool has_wrong_token;

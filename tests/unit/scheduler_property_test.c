@@ -59,6 +59,7 @@ static void random_options(struct world *world, struct model_options *model,
     *sched = (struct sched_options){
         .max_queue = between(world, 1, 64),
         .max_step_tokens = below(world, 3) == 0 ? between(world, 1, 100) : 0,
+        .itl_target_ns = below(world, 3) == 0 ? 0 : between(world, 1, 60) * RIG_MS,
         .pipeline_depth = below(world, 3) == 0 ? 1 : 0,
         .detached_wait_ns = 500 * RIG_MS,
     };
