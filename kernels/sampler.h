@@ -124,6 +124,12 @@ struct k_pick {
     uint32_t token;
 };
 
+/* When a step ran, by the backend's clock. */
+struct k_stamp {
+    uint64_t begin_ns;
+    uint64_t end_ns; /* not 0: all that the step published lies there */
+};
+
 /* One row of logits to sample. */
 struct k_sample_row {
     uint32_t row; /* of the step */
@@ -178,6 +184,7 @@ struct k_expand_args {
     uint32_t *prompt_tokens;               /* [prompt ids at most] token index of each */
     struct k_logprob_row *prompt_logprobs; /* [prompt ids at most]; record is the id's index */
     struct k_step_counts *counts;
+    uint64_t *begin_ns; /* out, by the backend's clock; null: not told */
 };
 
 struct k_sample_args {
@@ -215,6 +222,9 @@ struct k_advance_args {
     uint32_t *turn;
     uint32_t turns;
     uint32_t turn_rows;
+    /* The step's stamp, [turns] as above, written behind its picks; null: nowhere. */
+    struct k_stamp *stamps;
+    const uint64_t *begin_ns; /* of the step; not null with stamps */
 };
 
 #endif

@@ -12,11 +12,10 @@
 #include "common/mem.h"
 #include "common/num.h"
 
-#define ALIGN_BYTES     256
-#define MAX_PINNED      128
-#define MAX_GRAPHS      512
-#define NEEDED_MAJOR    9
-#define NS_PER_MS_FLOAT 1e6F
+#define ALIGN_BYTES  256
+#define MAX_PINNED   128
+#define MAX_GRAPHS   512
+#define NEEDED_MAJOR 9
 
 /* Waiting.  The spin covers how much steps of one kind differ in length; what comes later than that
  * is looked for in turns that grow with how late it is. */
@@ -34,7 +33,6 @@ struct device_cuda_graph {
 
 struct device_cuda {
     cudaStream_t stream;
-    unsigned long long stream_id;
     cudaEvent_t marks[DEVICE_CUDA_MARKS];
     unsigned char *arena;
     uint64_t arena_bytes;
@@ -116,11 +114,9 @@ static enum err_code create_stream(struct device_cuda *device, struct err *err)
 {
     enum err_code code = check(
         device, cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "stream", err);
-    code = code == ERR_OK
-               ? check(device, cudaStreamGetId(device->stream, &device->stream_id), "stream", err)
-               : code;
     for (uint32_t i = 0; code == ERR_OK && i < DEVICE_CUDA_MARKS; i++) {
-        code = check(device, cudaEventCreate(&device->marks[i]), "event", err);
+        code = check(device, cudaEventCreateWithFlags(&device->marks[i], cudaEventDisableTiming),
+                     "event", err);
     }
     return code;
 }
@@ -208,11 +204,9 @@ struct CUstream_st *device_cuda_stream(struct device_cuda *device)
 
 void device_cuda_check_stream(const struct device_cuda *device, struct CUstream_st *stream)
 {
-    unsigned long long id = 0;
-    cudaError_t error = cudaStreamGetId(stream, &id);
-    assert(error != cudaSuccess || id == device->stream_id); /* a lost device is told elsewhere */
-    (void)error;
-    (void)device; /* a build without assertions checks nothing */
+    assert(stream == device->stream);
+    (void)stream; /* a build without assertions checks nothing */
+    (void)device;
 }
 
 uint64_t device_cuda_arena_left_bytes(const struct device_cuda *device)
@@ -306,14 +300,22 @@ bool device_cuda_has_passed(struct device_cuda *device, uint32_t index)
     return true;
 }
 
-uint64_t device_cuda_between_ns(struct device_cuda *device, uint32_t from, uint32_t to)
+bool device_cuda_has_come(struct device_cuda *device, const struct device_cuda_signal *signal)
 {
-    float elapsed_ms = 0.0F;
-    if (device->is_lost ||
-        cudaEventElapsedTime(&elapsed_ms, device->marks[from], device->marks[to]) != cudaSuccess) {
-        return 0;
+    if (signal->word == NULL) {
+        return signal->mark != DEVICE_CUDA_NEVER && device_cuda_has_passed(device, signal->mark);
     }
-    return (uint64_t)(elapsed_ms * NS_PER_MS_FLOAT);
+    /* acquire: what the device wrote before the word is there too */
+    return device->is_lost || __atomic_load_n(signal->word, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* A word does not come from a device that has failed. */
+static void look_for_failure(struct device_cuda *device)
+{
+    cudaError_t error = device->is_lost ? cudaSuccess : cudaStreamQuery(device->stream);
+    if (error != cudaErrorNotReady) {
+        (void)check(device, error, "a step", NULL);
+    }
 }
 
 static void sleep_until(struct device_cuda *device, uint64_t until_ns)
@@ -335,15 +337,15 @@ static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
     return a_ns < b_ns ? a_ns : b_ns;
 }
 
-/* An event cannot be waited for and woken from at once: hence looks in turns. */
-bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t expected_ns,
-                      uint64_t deadline_ns)
+/* The device cannot be waited for and woken from at once: hence looks in turns. */
+bool device_cuda_wait(struct device_cuda *device, const struct device_cuda_signal *signal,
+                      uint64_t expected_ns, uint64_t deadline_ns)
 {
-    bool has_passed = false;
+    bool has_come = false;
     for (;;) {
         uint64_t now_ns = clock_now_ns();
-        has_passed = index != DEVICE_CUDA_NEVER && device_cuda_has_passed(device, index);
-        if (has_passed || atomic_load(&device->is_woken) || now_ns >= deadline_ns) {
+        has_come = device_cuda_has_come(device, signal);
+        if (has_come || atomic_load(&device->is_woken) || now_ns >= deadline_ns) {
             break;
         }
         if (now_ns + SPIN_BEFORE_NS < expected_ns) {
@@ -354,10 +356,11 @@ bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t expec
             uint64_t turn_ns = (now_ns - expected_ns) / POLL_SHARE;
             turn_ns = turn_ns < POLL_LEAST_NS ? POLL_LEAST_NS : earlier(turn_ns, POLL_MOST_NS);
             sleep_until(device, earlier(now_ns + turn_ns, deadline_ns));
+            look_for_failure(device);
         }
     }
     atomic_store(&device->is_woken, false);
-    return has_passed;
+    return has_come;
 }
 
 void device_cuda_wake(struct device_cuda *device)

@@ -25,7 +25,7 @@ ERR_NODISCARD enum err_code device_cuda_open(uint32_t ordinal, double utilizatio
 void device_cuda_close(struct device_cuda *device); /* null is fine */
 
 struct CUstream_st *device_cuda_stream(struct device_cuda *device);
-/* Asserts that it is this device's stream, by the driver's id of both. */
+/* Asserts that it is this device's stream. */
 void device_cuda_check_stream(const struct device_cuda *device, struct CUstream_st *stream);
 uint64_t device_cuda_arena_left_bytes(const struct device_cuda *device);
 
@@ -57,12 +57,19 @@ ERR_NODISCARD enum err_code device_cuda_mark(struct device_cuda *device, uint32_
                                              struct err *err);
 /* True when the stream has passed the mark, or the device is lost. */
 bool device_cuda_has_passed(struct device_cuda *device, uint32_t index);
-/* Device time between two passed marks. */
-uint64_t device_cuda_between_ns(struct device_cuda *device, uint32_t from, uint32_t to);
-/* Until the mark is passed, deadline_ns, or a wake; true when passed.  Sleeps until shortly before
+
+/* What to wait for: a word of pinned memory that the device makes other than 0 at the end of what it
+ * does, which costs the host nothing to enqueue, or a mark. */
+struct device_cuda_signal {
+    const uint64_t *word; /* null: the mark */
+    uint32_t mark;
+};
+/* True when it has come, or the device is lost. */
+bool device_cuda_has_come(struct device_cuda *device, const struct device_cuda_signal *signal);
+/* Until it has come, deadline_ns, or a wake; true when it has.  Sleeps until shortly before
  * expected_ns, then spins for a bounded time, then looks in ever longer turns. */
-bool device_cuda_wait(struct device_cuda *device, uint32_t index, uint64_t expected_ns,
-                      uint64_t deadline_ns);
+bool device_cuda_wait(struct device_cuda *device, const struct device_cuda_signal *signal,
+                      uint64_t expected_ns, uint64_t deadline_ns);
 void device_cuda_wake(struct device_cuda *device); /* any thread */
 
 /* ERR_DEVICE with the first failure's text, ERR_OK while there is none. */

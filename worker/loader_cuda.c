@@ -36,7 +36,8 @@ static unsigned char *next_bounce(void *owner)
     struct upload *upload = owner;
     uint32_t index = (uint32_t)(upload->count % BOUNCE_COUNT);
     while (upload->count >= BOUNCE_COUNT && !device_cuda_has_passed(upload->device, index)) {
-        (void)device_cuda_wait(upload->device, index, clock_now_ns(), UINT64_MAX);
+        const struct device_cuda_signal copied = {.mark = index};
+        (void)device_cuda_wait(upload->device, &copied, clock_now_ns(), UINT64_MAX);
     }
     return upload->bounce[index];
 }

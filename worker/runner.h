@@ -112,7 +112,7 @@ struct runner_counters {
     uint64_t steady_launches; /* graphs and kernels */
     uint64_t steady_host_ns;  /* inside launch, give_masks and collect */
     uint64_t steady_device_ns;
-    uint64_t gaps; /* steady steps that began more than RUNNER_LATE_NS after the step before them */
+    uint64_t gaps; /* steps launched behind another that began more than RUNNER_LATE_NS after it */
     uint64_t longest_gap_ns;
     uint64_t uploads;
     uint64_t upload_bytes;

@@ -34,9 +34,9 @@ static enum err_code take_opening(struct runner_cuda *runner, const struct plan_
     uint64_t index = runner->opening_count % RUNNER_CUDA_OPENINGS;
     struct opening_buffer *buffer = &runner->openings[index];
     if (runner->opening_count >= RUNNER_CUDA_OPENINGS) {
-        while (!device_cuda_has_passed(runner->device, runner_cuda_opening_mark(index))) {
-            (void)device_cuda_wait(runner->device, runner_cuda_opening_mark(index), clock_now_ns(),
-                                   UINT64_MAX);
+        const struct device_cuda_signal copied = {.mark = runner_cuda_opening_mark(index)};
+        while (!device_cuda_has_come(runner->device, &copied)) {
+            (void)device_cuda_wait(runner->device, &copied, clock_now_ns(), UINT64_MAX);
         }
     }
     runner->opening_count++;
@@ -155,6 +155,25 @@ static void count(struct runner_cuda *runner, struct flight *flight,
     }
 }
 
+/* By when the host can tell that the flight is over, or stands before its sampler. */
+static struct device_cuda_signal signal_of(const struct runner_cuda *runner, uint64_t number)
+{
+    uint64_t index = index_of(runner, number);
+    const struct flight *flight = &runner->flights[index];
+    return (struct device_cuda_signal){
+        .word = !flight->awaits_masks && runner_cuda_ends_by_stamp(flight) ? &flight->stamp->end_ns
+                                                                           : NULL,
+        .mark =
+            flight->awaits_masks ? runner_cuda_forward_mark(index) : runner_cuda_end_mark(index),
+    };
+}
+
+static enum err_code mark_end(struct runner_cuda *runner, uint64_t number, struct err *err)
+{
+    const struct device_cuda_signal signal = signal_of(runner, number);
+    return signal.word != NULL ? ERR_OK : device_cuda_mark(runner->device, signal.mark, err);
+}
+
 static enum err_code launch(struct runner *super, const struct runner_step *step, struct err *err)
 {
     struct runner_cuda *runner = runner_of(super);
@@ -162,7 +181,6 @@ static enum err_code launch(struct runner *super, const struct runner_step *step
     if (runner->launched_count - runner->collected_count >= super->limits.pipeline_depth) {
         return err_set(err, ERR_STEP, "%u steps in flight already", super->limits.pipeline_depth);
     }
-    uint64_t index = index_of(runner, runner->launched_count);
     struct flight *flight = flight_at(runner, runner->launched_count);
     enum err_code code = device_cuda_status(runner->device, err);
     code = code == ERR_OK ? pack(runner, step, flight, err) : code;
@@ -174,18 +192,13 @@ static enum err_code launch(struct runner *super, const struct runner_step *step
     struct runner_cuda_traffic before = runner_cuda_traffic(runner);
     flight->failures_seen = runner->failures_collected;
     flight->awaits_masks = false;
+    flight->is_behind = runner->launched_count > runner->collected_count;
     flight->host_ns = 0;
     flight->launched_ns = start_ns;
     ranges_begin_plan(runner->launched_count);
-    code = device_cuda_mark(runner->device, runner_cuda_begin_mark(index), err);
-    code = code == ERR_OK ? inject_into(runner, flight, err) : code;
+    code = inject_into(runner, flight, err);
     code = code == ERR_OK ? runner_cuda_run(runner, flight, err) : code;
-    if (code == ERR_OK) {
-        code = device_cuda_mark(runner->device,
-                                flight->awaits_masks ? runner_cuda_forward_mark(index)
-                                                     : runner_cuda_end_mark(index),
-                                err);
-    }
+    code = code == ERR_OK ? mark_end(runner, runner->launched_count, err) : code;
     ranges_end();
     if (code != ERR_OK) {
         return lose(err);
@@ -209,9 +222,8 @@ static struct flight *awaiting(struct runner_cuda *runner)
 
 static bool has_ended_forward(struct runner_cuda *runner)
 {
-    uint64_t index = index_of(runner, runner->launched_count - 1);
-    return !runner->is_frozen &&
-           device_cuda_has_passed(runner->device, runner_cuda_forward_mark(index));
+    const struct device_cuda_signal signal = signal_of(runner, runner->launched_count - 1);
+    return !runner->is_frozen && device_cuda_has_come(runner->device, &signal);
 }
 
 static bool awaits_masks(struct runner *super, bool *out_is_due)
@@ -228,13 +240,11 @@ static enum err_code give_masks(struct runner *super, const uint32_t *const *mas
     struct flight *flight = awaiting(runner);
     assert(flight != NULL);
     uint64_t start_ns = clock_now_ns();
-    uint64_t index = index_of(runner, runner->launched_count - 1);
     struct runner_cuda_traffic before = runner_cuda_traffic(runner);
     stage_take_masks(&super->limits, masks, flight->row_count, &flight->upload);
     enum err_code code = device_cuda_status(runner->device, err);
     code = code == ERR_OK ? runner_cuda_run_sampler(runner, flight, err) : code;
-    code =
-        code == ERR_OK ? device_cuda_mark(runner->device, runner_cuda_end_mark(index), err) : code;
+    code = code == ERR_OK ? mark_end(runner, runner->launched_count - 1, err) : code;
     if (code != ERR_OK) {
         return lose(err);
     }
@@ -245,10 +255,10 @@ static enum err_code give_masks(struct runner *super, const uint32_t *const *mas
 static bool is_done(struct runner *super)
 {
     struct runner_cuda *runner = runner_of(super);
-    uint64_t index = index_of(runner, runner->collected_count);
+    const struct device_cuda_signal signal = signal_of(runner, runner->collected_count);
     return runner->collected_count < runner->launched_count && !runner->is_frozen &&
            !flight_at(runner, runner->collected_count)->awaits_masks &&
-           device_cuda_has_passed(runner->device, runner_cuda_end_mark(index));
+           device_cuda_has_come(runner->device, &signal);
 }
 
 /* When the oldest step should be done: its kind's last time after its launch, or after the step
@@ -267,18 +277,17 @@ static uint64_t expected_ns(const struct runner_cuda *runner, const struct fligh
 static bool wait_done(struct runner *super, uint64_t deadline_ns)
 {
     struct runner_cuda *runner = runner_of(super);
-    uint64_t index = index_of(runner, runner->collected_count);
     const struct flight *flight = flight_at(runner, runner->collected_count);
     if (runner->is_frozen) {
-        (void)device_cuda_wait(runner->device, DEVICE_CUDA_NEVER, UINT64_MAX, deadline_ns);
+        const struct device_cuda_signal never = {.mark = DEVICE_CUDA_NEVER};
+        (void)device_cuda_wait(runner->device, &never, UINT64_MAX, deadline_ns);
         return false;
     }
     if (runner->collected_count == runner->launched_count) {
         return false;
     }
-    uint32_t mark =
-        flight->awaits_masks ? runner_cuda_forward_mark(index) : runner_cuda_end_mark(index);
-    return device_cuda_wait(runner->device, mark, expected_ns(runner, flight), deadline_ns) &&
+    const struct device_cuda_signal signal = signal_of(runner, runner->collected_count);
+    return device_cuda_wait(runner->device, &signal, expected_ns(runner, flight), deadline_ns) &&
            !flight->awaits_masks;
 }
 
@@ -291,25 +300,20 @@ static void wake(struct runner *super)
 static void note_times(struct runner_cuda *runner, struct flight *flight, uint64_t device_ns)
 {
     struct runner_counters *counters = &runner->counters;
-    uint64_t index = index_of(runner, runner->collected_count);
     if (flight->upload.id_count == 0 && flight->bucket != NULL) {
         flight->bucket->step_ns = device_ns;
     } else if (flight->upload.token_count >= TELLING_TOKENS) {
         runner->token_ps = device_ns * PS_PER_NS / flight->upload.token_count;
     }
-    if (!flight->is_steady) {
-        return;
-    }
-    counters->steady_device_ns += device_ns;
-    counters->steady_host_ns += flight->host_ns;
-    if (runner->collected_count > 0) {
-        uint64_t before = index_of(runner, runner->collected_count - 1);
-        uint64_t gap_ns = device_cuda_between_ns(runner->device, runner_cuda_end_mark(before),
-                                                 runner_cuda_begin_mark(index));
+    counters->steady_device_ns += flight->is_steady ? device_ns : 0;
+    counters->steady_host_ns += flight->is_steady ? flight->host_ns : 0;
+    if (flight->is_behind && runner->ended_ns != 0 && flight->stamp->begin_ns > runner->ended_ns) {
+        uint64_t gap_ns = flight->stamp->begin_ns - runner->ended_ns;
         counters->gaps += gap_ns > RUNNER_LATE_NS;
         counters->longest_gap_ns =
             gap_ns > counters->longest_gap_ns ? gap_ns : counters->longest_gap_ns;
     }
+    runner->ended_ns = flight->stamp->end_ns;
 }
 
 /* The row of a step that its results go by: it begins where the step's row does. */
@@ -332,13 +336,10 @@ static void collect(struct runner *super, struct runner_result *out_result)
 {
     struct runner_cuda *runner = runner_of(super);
     uint64_t start_ns = clock_now_ns();
-    uint64_t index = index_of(runner, runner->collected_count);
     struct flight *flight = flight_at(runner, runner->collected_count);
     struct err lost = {0};
     *out_result = (struct runner_result){
         .status = device_cuda_status(runner->device, &lost),
-        .device_ns = device_cuda_between_ns(runner->device, runner_cuda_begin_mark(index),
-                                            runner_cuda_end_mark(index)),
         .picks = runner->host_picks,
     };
     if (out_result->status != ERR_OK) {
@@ -351,12 +352,17 @@ static void collect(struct runner *super, struct runner_result *out_result)
         /* Only the first of a chain counts: those after it were doomed when they were launched. */
         runner->failures_collected += flight->failures_seen == runner->failures_collected ? 1 : 0;
     }
+    if (flight->stamp != NULL) {
+        out_result->device_ns = flight->stamp->end_ns - flight->stamp->begin_ns;
+    }
     for (uint32_t i = 0; !flight->has_failed && i < flight->row_count; i++) {
         const struct runner_raw raw = raw_of(runner, flight, i);
         runner_take_pick(&raw, &runner->host_picks[i]);
     }
     flight->host_ns += clock_now_ns() - start_ns;
-    note_times(runner, flight, out_result->device_ns);
+    if (flight->stamp != NULL) {
+        note_times(runner, flight, out_result->device_ns);
+    }
     runner->collected_ns = start_ns;
     runner->collected_count++;
 }

@@ -139,6 +139,7 @@ static enum err_code create_results(struct runner_cuda *runner, struct err *err)
     runner->logits = device_cuda_alloc(device, logits, sizeof(uint16_t));
     runner->picks = device_cuda_alloc(device, runner->row_cap, sizeof(*runner->picks));
     runner->device_turn = device_cuda_alloc(device, 1, sizeof(*runner->device_turn));
+    runner->begin_ns = device_cuda_alloc(device, 1, sizeof(*runner->begin_ns));
     runner->sample_records =
         device_cuda_alloc(device, runner->row_cap, sizeof(*runner->sample_records));
     runner->prompt_records =
@@ -146,9 +147,9 @@ static enum err_code create_results(struct runner_cuda *runner, struct err *err)
     runner->sampler = device_cuda_alloc(device, 1, sizeof(*runner->sampler));
     runner->context = device_cuda_alloc(device, limits->max_context_tokens, sizeof(uint32_t));
     bool is_whole = runner->logits != NULL && runner->picks != NULL &&
-                    runner->device_turn != NULL && runner->sample_records != NULL &&
-                    runner->prompt_records != NULL && runner->sampler != NULL &&
-                    runner->context != NULL;
+                    runner->device_turn != NULL && runner->begin_ns != NULL &&
+                    runner->sample_records != NULL && runner->prompt_records != NULL &&
+                    runner->sampler != NULL && runner->context != NULL;
     return is_whole ? ERR_OK
                     : err_set(err, ERR_MEMORY, "logits and results: %u rows of vocabulary %u",
                               logit_rows(limits), limits->vocab_tokens);
@@ -165,16 +166,20 @@ static enum err_code create_flight(struct runner_cuda *runner, struct flight *fl
         return code;
     }
     flight->picks = device_cuda_alloc_pinned(device, runner->row_cap, sizeof(struct k_pick));
+    flight->own_stamp = device_cuda_alloc_pinned(device, 1, sizeof(*flight->own_stamp));
     flight->sample_records =
         device_cuda_alloc_pinned(device, runner->row_cap, sizeof(struct k_logprob));
     flight->prompt_records =
         device_cuda_alloc_pinned(device, limits->max_step_tokens, sizeof(struct k_logprob));
     flight->has_record = mem_zalloc(limits->max_step_rows, sizeof(bool));
-    if (flight->picks == NULL || flight->sample_records == NULL || flight->prompt_records == NULL) {
+    if (flight->picks == NULL || flight->own_stamp == NULL || flight->sample_records == NULL ||
+        flight->prompt_records == NULL) {
         return err_set(err, ERR_MEMORY, "pinned memory for the results of %u rows",
                        runner->row_cap);
     }
     flight->device_picks = device_cuda_mapped(device, flight->picks);
+    flight->device_stamp = device_cuda_mapped(device, flight->own_stamp);
+    flight->device_block = device_cuda_mapped(device, flight->upload.block);
     return device_cuda_status(device, err);
 }
 
@@ -205,10 +210,13 @@ static enum err_code create_host_buffers(struct runner_cuda *runner, struct err 
     runner->flight_cap = limits->pipeline_depth + 1;
     runner->turns = device_cuda_alloc_pinned(
         runner->device, (size_t)runner->flight_cap * runner->row_cap, sizeof(*runner->turns));
-    if (runner->turns == NULL) {
+    runner->stamps =
+        device_cuda_alloc_pinned(runner->device, runner->flight_cap, sizeof(*runner->stamps));
+    if (runner->turns == NULL || runner->stamps == NULL) {
         return err_set(err, ERR_MEMORY, "pinned memory for the picks of %u rows", runner->row_cap);
     }
     runner->device_turns = device_cuda_mapped(runner->device, runner->turns);
+    runner->device_stamps = device_cuda_mapped(runner->device, runner->stamps);
     for (uint32_t i = 0; code == ERR_OK && i < runner->flight_cap; i++) {
         code = create_flight(runner, &runner->flights[i], err);
     }
@@ -234,7 +242,9 @@ static enum err_code capture(struct runner_cuda *runner, struct bucket *bucket, 
     const struct step_shape shape = {.rows = bucket->rows,
                                      .tokens = bucket->rows,
                                      .sample_rows = bucket->rows,
-                                     .has_records = true};
+                                     .has_records = true,
+                                     .begins = true,
+                                     .ends = true};
     enum err_code code = device_cuda_capture_begin(runner->device, err);
     code = code == ERR_OK ? runner_cuda_enqueue(runner, &shape, part, err) : code;
     return code == ERR_OK ? device_cuda_capture_end(runner->device, &bucket->graphs[part], err)
@@ -249,7 +259,10 @@ static enum err_code capture_bucket(struct runner_cuda *runner, struct bucket *b
                                      .tokens = bucket->rows,
                                      .sample_rows = bucket->rows,
                                      .has_records = true,
-                                     .published = runner->flights[0].device_picks};
+                                     .begins = true,
+                                     .ends = true,
+                                     .published = runner->flights[0].device_picks,
+                                     .stamp = runner->flights[0].device_stamp};
     enum err_code code = runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err);
     code = code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
     for (uint32_t part = 0; code == ERR_OK && part < STEP_PART_COUNT; part++) {
@@ -307,7 +320,10 @@ static enum err_code warm_prompts(struct runner_cuda *runner, struct err *err)
                                          .tokens = row.count,
                                          .sample_rows = 1,
                                          .has_records = true,
-                                         .published = runner->flights[0].device_picks};
+                                         .begins = true,
+                                         .ends = true,
+                                         .published = runner->flights[0].device_picks,
+                                         .stamp = runner->flights[0].device_stamp};
         code = write_nobody(runner, &row, 1, err);
         code = code == ERR_OK ? runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err) : code;
     }

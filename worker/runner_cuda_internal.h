@@ -40,8 +40,11 @@ struct step_shape {
     uint32_t sample_rows;
     uint32_t prompt_rows; /* tokens of rows with prompt logprobs */
     bool has_records;
+    bool begins;              /* nothing of the step runs before it */
+    bool ends;                /* nothing of the step runs after it */
     struct k_pick *published; /* where the host reads the picks, as the device sees it; null: in the
                                  runner's block, by turns that the device counts */
+    struct k_stamp *stamp;    /* likewise, and null with it */
 };
 
 /* A width of decode steps. */
@@ -54,17 +57,21 @@ struct bucket {
 /* One step in flight, in pinned memory: what is copied to the device, and what comes back. */
 struct flight {
     struct stage_upload upload;
-    uint32_t row_count;               /* of the step, as all its results are indexed */
-    struct k_pick *picks;             /* [packed rows] of those launched operator by operator */
-    struct k_pick *device_picks;      /* the same, as the device sees them */
-    struct k_logprob *sample_records; /* [packed rows] */
-    struct k_logprob *prompt_records; /* [tokens], by prompt id */
-    bool *has_record;                 /* [rows] the slot asked for logprobs */
-    bool wants_records;               /* some row did */
-    bool wants_prompt;                /* some prompt row did */
-    bool has_failed;                  /* on purpose; nothing but its patches was enqueued */
-    bool awaits_masks;                /* the sampler is not launched */
-    uint64_t failures_seen;           /* collected when it was launched */
+    uint32_t row_count;                /* of the step, as all its results are indexed */
+    struct k_pick *picks;              /* [packed rows] of those launched operator by operator */
+    struct k_pick *device_picks;       /* the same, as the device sees them */
+    struct k_stamp *own_stamp;         /* for a step whose last part is not a graph */
+    struct k_stamp *device_stamp;      /* the same, as the device sees it */
+    const struct k_stamp *stamp;       /* where this step's is; null: it has none */
+    unsigned char *device_block; /* the upload block, as the device sees it */
+    struct k_logprob *sample_records;  /* [packed rows] */
+    struct k_logprob *prompt_records;  /* [tokens], by prompt id */
+    bool *has_record;                  /* [rows] the slot asked for logprobs */
+    bool wants_records;                /* some row did */
+    bool wants_prompt;                 /* some prompt row did */
+    bool has_failed;                   /* on purpose; nothing but its patches was enqueued */
+    bool awaits_masks;                 /* the sampler is not launched */
+    uint64_t failures_seen;            /* collected when it was launched */
 
     struct bucket
         *bucket; /* of its decode rows, which lie in front; null: none run by themselves */
@@ -73,6 +80,7 @@ struct flight {
     uint32_t turn;
 
     bool is_steady;
+    bool is_behind; /* another step was in flight when it was launched */
     uint64_t launched_ns;
     uint64_t host_ns; /* spent on it so far */
 };
@@ -101,9 +109,13 @@ struct runner_cuda {
 
     struct k_pick *turns;        /* pinned, [flight_cap, row_cap] picks of graphs */
     struct k_pick *device_turns; /* the same, as the device sees it */
-    uint32_t *device_turn;       /* device, which of them comes next; */
-    uint32_t next_turn;          /* as the host counts it */
-    uint32_t row_cap;            /* packed rows */
+    struct k_stamp *stamps;      /* pinned, [flight_cap] beside the picks */
+    struct k_stamp *device_stamps;
+    uint32_t *device_turn; /* device, which of them comes next; */
+    uint32_t next_turn;    /* as the host counts it */
+    uint64_t *begin_ns;    /* device, when the step on it began */
+    uint64_t ended_ns;     /* the last step collected, by the device's clock; 0: none */
+    uint32_t row_cap;      /* packed rows */
 
     struct bucket buckets[RUNNER_CUDA_MAX_BUCKETS]; /* ascending */
     uint32_t bucket_count;
@@ -128,28 +140,24 @@ struct runner_cuda {
     struct runner_counters counters;
 };
 
-/* Marks of the device: begin, end of the forward pass and end of each flight, then one for each opening buffer. */
-static inline uint32_t runner_cuda_begin_mark(uint64_t flight)
-{
-    return (uint32_t)flight * 3;
-}
-
+/* Marks of the device: end of the forward pass and end of each flight, where its stamp does not tell,
+ * then one for each opening buffer. */
 static inline uint32_t runner_cuda_forward_mark(uint64_t flight)
 {
-    return (uint32_t)flight * 3 + 1;
+    return (uint32_t)flight * 2;
 }
 
 static inline uint32_t runner_cuda_end_mark(uint64_t flight)
 {
-    return (uint32_t)flight * 3 + 2;
+    return (uint32_t)flight * 2 + 1;
 }
 
 static inline uint32_t runner_cuda_opening_mark(uint64_t opening)
 {
-    return 3 * (RUNNER_MAX_DEPTH + 1) + (uint32_t)opening;
+    return 2 * (RUNNER_MAX_DEPTH + 1) + (uint32_t)opening;
 }
 
-static_assert(3 * (RUNNER_MAX_DEPTH + 1) + RUNNER_CUDA_OPENINGS <= DEVICE_CUDA_MARKS,
+static_assert(2 * (RUNNER_MAX_DEPTH + 1) + RUNNER_CUDA_OPENINGS <= DEVICE_CUDA_MARKS,
               "a mark for everything");
 
 /* Part of a step of that shape over the resident rows: prologue, forward pass, logits; then sampler
@@ -166,6 +174,9 @@ ERR_NODISCARD enum err_code runner_cuda_run(struct runner_cuda *runner, struct f
 /* The rest of a step whose masks are all there or due. */
 ERR_NODISCARD enum err_code runner_cuda_run_sampler(struct runner_cuda *runner,
                                                     struct flight *flight, struct err *err);
+
+/* The stamp tells the end of a step unless something is copied back behind it, or nothing ran. */
+bool runner_cuda_ends_by_stamp(const struct flight *flight);
 
 /* Uploads, launches of graphs and of single kernels so far. */
 struct runner_cuda_traffic {

@@ -5,9 +5,13 @@
 #include "worker/ranges.h"
 #include "worker/runner_cuda_internal.h"
 
-static enum err_code apply_patches(struct runner_cuda *runner, struct err *err)
+/* Patches are read where the host wrote them: to copy them first would cost more. */
+static enum err_code apply_patches(struct runner_cuda *runner, const struct flight *flight,
+                                   struct err *err)
 {
-    struct stage_upload patches = runner->upload;
+    struct stage_upload patches = flight->upload;
+    size_t offset_bytes = (size_t)((const unsigned char *)patches.patches - patches.block);
+    patches.patches = (struct k_patch *)(void *)(flight->device_block + offset_bytes);
     patches.row_count = 0;
     const struct k_expand_args args = stage_expand_args(&runner->tables, &patches, runner->picks);
     return patches.patch_count == 0 ? ERR_OK : ranges_ops()->expand(runner->stream, &args, err);
@@ -20,8 +24,9 @@ static enum err_code expand(struct runner_cuda *runner, const struct step_shape 
     part.rows += shape->first_row;
     part.row_count = shape->rows;
     part.patch_count = 0;
-    const struct k_expand_args args =
+    struct k_expand_args args =
         stage_expand_args(&runner->tables, &part, runner->picks + shape->first_row);
+    args.begin_ns = shape->begins ? runner->begin_ns : NULL;
     return ranges_ops()->expand(runner->stream, &args, err);
 }
 
@@ -108,6 +113,10 @@ static enum err_code enqueue_sampler(struct runner_cuda *runner, const struct st
         .turn = has_turns ? runner->device_turn : NULL,
         .turns = runner->flight_cap,
         .turn_rows = runner->row_cap,
+        .stamps = !shape->ends ? NULL
+                  : has_turns  ? runner->device_stamps
+                               : shape->stamp,
+        .begin_ns = runner->begin_ns,
     };
     enum err_code code = shape->sample_rows > 0 ? sample(runner, shape, err) : ERR_OK;
     return code == ERR_OK ? ranges_ops()->advance(runner->stream, &advance, err) : code;
@@ -128,17 +137,17 @@ static bool is_resident(const struct runner_cuda *runner, const struct k_row *ro
            memcmp(runner->resident, rows, count * sizeof(*rows)) == 0;
 }
 
-/* Rows that the device does not have, patches and prompt ids: one copy, or none.  A step that is to
- * fail brings its patches alone. */
+/* Rows that the device does not have, and prompt ids: one copy, or none. */
 static enum err_code upload_block(struct runner_cuda *runner, const struct flight *flight,
                                   uint32_t row_count, struct err *err)
 {
     const struct stage_upload *from = &flight->upload;
-    bool has_rows = !flight->has_failed && !is_resident(runner, from->rows, row_count);
+    bool has_rows = !is_resident(runner, from->rows, row_count);
+    bool has_ids = from->id_count > 0;
     size_t begin = has_rows ? 0 : from->tail_offset_bytes;
-    size_t end = from->tail_bytes > 0 ? from->tail_offset_bytes + from->tail_bytes
-                 : has_rows           ? row_count * sizeof(*from->rows)
-                                      : begin;
+    size_t end = has_ids    ? from->tail_offset_bytes + from->tail_bytes
+                 : has_rows ? row_count * sizeof(*from->rows)
+                            : begin;
     enum err_code code = end == begin
                              ? ERR_OK
                              : device_cuda_upload(runner->device, runner->upload.block + begin,
@@ -175,7 +184,10 @@ static struct step_shape shape_of(const struct flight *flight, uint32_t first_ro
         .first_row = first_row,
         .rows = row_count,
         .has_records = flight->wants_records,
+        .begins = true,
+        .ends = true,
         .published = flight->device_picks + first_row,
+        .stamp = flight->device_stamp,
     };
     for (uint32_t i = first_row; i < first_row + row_count; i++) {
         const struct k_row *row = &flight->upload.rows[i];
@@ -214,6 +226,7 @@ static uint32_t choose_shape(struct runner_cuda *runner, struct flight *flight)
     } else {
         flight->shape = shape_of(flight, 0, is_apart ? 0 : row_count);
     }
+    flight->shape.ends = !is_apart || packed->id_count == 0;
     return row_count;
 }
 
@@ -232,6 +245,9 @@ static enum err_code run_part(struct runner_cuda *runner, struct flight *flight,
     if (part != STEP_PART_FORWARD) {
         flight->turn_rows = flight->shape.rows;
         flight->turn = runner->next_turn;
+        struct k_stamp *stamp = &runner->stamps[flight->turn];
+        stamp->end_ns = 0;
+        flight->stamp = flight->shape.ends ? stamp : flight->stamp;
         runner->next_turn = (runner->next_turn + 1) % runner->flight_cap;
     }
     return device_cuda_graph_launch(runner->device, graph, err);
@@ -245,7 +261,9 @@ static enum err_code run_pieces(struct runner_cuda *runner, const struct flight 
     enum err_code code = ERR_OK;
     for (uint32_t i = limits->max_step_rows;
          code == ERR_OK && limits->segment_tokens != 0 && i < flight->upload.row_count; i++) {
-        const struct step_shape shape = shape_of(flight, i, 1);
+        struct step_shape shape = shape_of(flight, i, 1);
+        shape.begins = i == limits->max_step_rows && flight->shape.rows == 0;
+        shape.ends = i + 1 == flight->upload.row_count;
         code = runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err);
     }
     return code;
@@ -270,15 +288,19 @@ static enum err_code download_records(struct runner_cuda *runner, const struct f
 enum err_code runner_cuda_run(struct runner_cuda *runner, struct flight *flight, struct err *err)
 {
     flight->turn_rows = 0;
+    flight->own_stamp->end_ns = 0;
+    flight->stamp = flight->has_failed ? NULL : flight->own_stamp;
+    flight->is_steady = false;
+    if (flight->has_failed) {
+        flight->bucket = NULL;
+        return apply_patches(runner, flight, err);
+    }
     uint32_t row_count = choose_shape(runner, flight);
     flight->is_steady = flight->bucket != NULL && flight->upload.id_count == 0 &&
                         is_resident(runner, flight->upload.rows, row_count);
     enum err_code code = upload_block(runner, flight, row_count, err);
-    code = code == ERR_OK ? apply_patches(runner, err) : code;
-    if (code != ERR_OK || flight->has_failed) {
-        return code;
-    }
-    if (flight->upload.late_count > 0) {
+    code = code == ERR_OK ? apply_patches(runner, flight, err) : code;
+    if (code == ERR_OK && flight->upload.late_count > 0) {
         flight->awaits_masks = true;
         return run_part(runner, flight, STEP_PART_FORWARD, err);
     }
@@ -295,6 +317,11 @@ enum err_code runner_cuda_run_sampler(struct runner_cuda *runner, struct flight 
     enum err_code code = upload_masks(runner, flight, err);
     code = code == ERR_OK ? run_part(runner, flight, STEP_PART_SAMPLER, err) : code;
     return code == ERR_OK ? download_records(runner, flight, err) : code;
+}
+
+bool runner_cuda_ends_by_stamp(const struct flight *flight)
+{
+    return flight->stamp != NULL && !flight->wants_records && !flight->wants_prompt;
 }
 
 struct runner_cuda_traffic runner_cuda_traffic(const struct runner_cuda *runner)

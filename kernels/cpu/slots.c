@@ -1,6 +1,7 @@
 /* Slot state: opening a slot, the step's prologue and its tail. */
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/num.h"
 #include "kernels/cpu/stream.h"
 
@@ -87,6 +88,9 @@ enum err_code k_cpu_expand(struct k_stream *stream, const struct k_expand_args *
 {
     (void)stream;
     (void)err;
+    if (args->begin_ns != NULL) {
+        *args->begin_ns = clock_now_ns();
+    }
     for (uint32_t i = 0; i < args->patch_count; i++) {
         const struct k_patch *patch = &args->patches[i];
         uint64_t table = (uint64_t)patch->slot * args->table_pages[patch->family];
@@ -144,12 +148,15 @@ static void advance_row(const struct k_slots *slots, const struct k_row *row, st
 
 static void publish(const struct k_advance_args *args)
 {
-    if (args->published == NULL) {
-        return;
-    }
     uint32_t turn = args->turn == NULL ? 0 : *args->turn;
-    memcpy(args->published + (uint64_t)turn * args->turn_rows, args->picks,
-           args->row_count * sizeof(*args->picks));
+    if (args->published != NULL) {
+        memcpy(args->published + (uint64_t)turn * args->turn_rows, args->picks,
+               args->row_count * sizeof(*args->picks));
+    }
+    if (args->stamps != NULL) {
+        args->stamps[turn] =
+            (struct k_stamp){.begin_ns = *args->begin_ns, .end_ns = clock_now_ns()};
+    }
     if (args->turn != NULL) {
         *args->turn = (turn + 1) % args->turns;
     }

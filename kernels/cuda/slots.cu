@@ -143,6 +143,13 @@ static __device__ void expand_row(const k_expand_args &args, uint32_t row_index,
     }
 }
 
+static __device__ __forceinline__ uint64_t clock_ns()
+{
+    uint64_t now_ns = 0;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns));
+    return now_ns;
+}
+
 static __device__ void apply_patches(const k_expand_args &args)
 {
     for (uint32_t i = threadIdx.x; i < args.patch_count; i += THREADS) {
@@ -158,6 +165,9 @@ static __global__ void __launch_bounds__(THREADS) expand_kernel(k_expand_args ar
     __shared__ expand_sums starts[THREADS];
     k_begin();
     k_wait_for_predecessors();
+    if (threadIdx.x == 0 && args.begin_ns != nullptr) {
+        *args.begin_ns = clock_ns();
+    }
     apply_patches(args);
     expand_sums base = {};
     for (uint32_t first = 0; first < args.row_count; first += THREADS) {
@@ -248,7 +258,13 @@ static __global__ void __launch_bounds__(THREADS) advance_kernel(k_advance_args 
             args.published[(uint64_t)turn * args.turn_rows + r] = pick;
         }
     }
-    __syncthreads(); /* every thread has read the turn */
+    __syncthreads(); /* every thread has read the turn and published its rows */
+    if (threadIdx.x == 0 && args.stamps != nullptr) {
+        volatile k_stamp *stamp = args.stamps + turn;
+        stamp->begin_ns = *args.begin_ns;
+        __threadfence_system(); /* the host reads what was published once the end is there */
+        stamp->end_ns = clock_ns();
+    }
     if (threadIdx.x == 0 && args.turn != nullptr) {
         *args.turn = turn + 1 == args.turns ? 0 : turn + 1;
     }

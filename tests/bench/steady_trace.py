@@ -4,8 +4,8 @@
 usage: steady_trace.py BUILD_DIR [--streams 1,4,16,64] [--prompt 960] [--output 256]
 The 12B layout with made-up weights is served anew for each number of streams, whose rows cross the
 sliding window of 1,024 tokens: pages are turned and given back on the way.  Fails where a step
-without a page turn copies anything, one with a turn more than once, or a step is not one graph (and
-one kernel more where it turns a page).  Afterwards the last run's recorded plans are replayed."""
+copies anything, or is not one graph (and one kernel more where it turns a page: that kernel reads the
+new pages from host memory).  Afterwards the last run's recorded plans are replayed."""
 import argparse
 import asyncio
 import pathlib
@@ -41,11 +41,9 @@ def row(streams, c):
     """Prints one line; returns what is wrong with it."""
     steady = max(c["steady_steps"], 1)
     turns = c["steady_turns"]
-    per_turn = c["steady_uploads"] / max(turns, 1)
-    without = max(0, c["steady_uploads"] - turns) / max(steady - turns, 1)
     host_us = c["steady_host_ns"] / steady / 1e3
-    print(f"{streams:7d} {c['steps']:6d} {c['steady_steps']:7d} {turns:6d} {without:9.3f} "
-          f"{per_turn:9.3f} {c['steady_upload_bytes'] / max(turns, 1):10.1f} "
+    print(f"{streams:7d} {c['steps']:6d} {c['steady_steps']:7d} {turns:6d} "
+          f"{c['steady_uploads'] / steady:8.3f} "
           f"{c['steady_launches'] / steady:9.3f} {host_us:8.1f} "
           f"{c['busy_ns'] / max(c['steps'], 1) / 1e3:8.1f} "
           f"{c['steady_device_ns'] / steady / 1e6:9.3f} {c['gaps']:5d} "
@@ -53,8 +51,8 @@ def row(streams, c):
     wrong = []
     if c["steady_steps"] == 0:
         wrong.append("no steady step")
-    if c["steady_uploads"] != turns:
-        wrong.append(f"{c['steady_uploads']} copies in {turns} steps that turn a page")
+    if c["steady_uploads"] != 0:
+        wrong.append(f"{c['steady_uploads']} copies in {c['steady_steps']} steps")
     if c["steady_launches"] != c["steady_steps"] + turns:
         wrong.append(f"{c['steady_launches']} launches in {c['steady_steps']} steps")
     return wrong
@@ -68,8 +66,8 @@ def main():
     parser.add_argument("--output", type=int, default=256)
     args = parser.parse_args()
     wrong = []
-    print("streams  steps  steady  turns  up/other  up/turn  bytes/turn  launches  host us  "
-          "exec us  device ms  gaps  longest us")
+    print("streams  steps  steady  turns  uploads  launches  host us  exec us  device ms  gaps  "
+          "longest us")
     with tempfile.TemporaryDirectory() as folder:
         model = served.model_12b(folder)
         plans = str(pathlib.Path(folder) / "plans")

@@ -415,12 +415,11 @@ static void test_long_output_in_a_local_pool_of_two_windows(void)
 }
 
 /* While the same rows decode, greedy, drawn, penalised and with logprobs, nothing is copied to the
- * device but 16 bytes for each page that a row turns, and a step is one launch, two with a turn. */
-static void test_steady_decode_copies_only_page_turns(void)
+ * device, and a step is one launch, two where a row turns a page. */
+static void test_steady_decode_copies_nothing(void)
 {
     enum {
         STEPS = 200,
-        PATCH_BYTES = 16,
     };
     struct demo_rig *rig = demo_rig_create(NULL);
     struct runner *runner = rig->driver->runner;
@@ -449,15 +448,12 @@ static void test_steady_decode_copies_only_page_turns(void)
     runner->table->counters(runner, &after);
     uint64_t turns = after.steady_turns - before.steady_turns;
     uint64_t launches = after.steady_launches - before.steady_launches;
-    printf(
-        "counters: %u steps, %llu page turns in %llu of them, %llu bytes uploaded, %llu launches\n",
-        STEPS, (unsigned long long)patch_count, (unsigned long long)turns,
-        (unsigned long long)(after.steady_upload_bytes - before.steady_upload_bytes),
-        (unsigned long long)launches);
+    printf("counters: %u steps, %llu page turns in %llu of them, %llu launches\n", STEPS,
+           (unsigned long long)patch_count, (unsigned long long)turns,
+           (unsigned long long)launches);
     test_eq_u64(after.steady_steps - before.steady_steps, STEPS);
     test_true(turns > 0 && turns <= patch_count);
-    test_eq_u64(after.steady_uploads - before.steady_uploads, turns);
-    test_eq_u64(after.steady_upload_bytes - before.steady_upload_bytes, patch_count * PATCH_BYTES);
+    test_eq_u64(after.steady_uploads - before.steady_uploads, 0);
     if (rig->options.backend->uses_graphs) {
         test_eq_u64(launches, STEPS + turns);
     }
@@ -474,7 +470,7 @@ static const struct test_case cases[] = {
     TEST(test_readmission_continues_the_same_text),
     TEST(test_penalties_see_prompt_and_output),
     TEST(test_long_output_in_a_local_pool_of_two_windows),
-    TEST(test_steady_decode_copies_only_page_turns),
+    TEST(test_steady_decode_copies_nothing),
 };
 
 int main(int argc, char **argv)

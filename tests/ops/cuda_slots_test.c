@@ -688,6 +688,42 @@ static void test_tails_of_random_steps(void)
     rig_close(&rig);
 }
 
+/* A stamp in each turn, behind the picks of its step; the other turns' stay. */
+static void test_a_stamp_tells_when_a_step_ran(void)
+{
+    struct rig rig;
+    rig_open(&rig, true);
+    open_all(&rig);
+    struct twin_buffer begin = twin_out(sizeof(uint64_t));
+    struct twin_buffer stamps =
+        twin_in(mem_zalloc(TURNS, sizeof(struct k_stamp)), TURNS * sizeof(struct k_stamp));
+    struct k_stamp before[TURNS] = {0};
+    uint64_t last_ns = 0;
+    for (uint32_t step = 0; step < 2 * TURNS; step++) {
+        struct err err = {0};
+        make_rows(&rig, 9);
+        make_uploads(&rig, 0);
+        struct k_expand_args expand = expand_args(&rig, true);
+        struct k_advance_args advance = advance_args(&rig, true);
+        expand.begin_ns = begin.device;
+        advance.begin_ns = begin.device;
+        advance.stamps = stamps.device;
+        test_ok(k_cuda_ops()->expand(rig.cuda.k, &expand, &err), &err);
+        test_ok(k_cuda_ops()->advance(rig.cuda.k, &advance, &err), &err);
+        cuda_rig_wait(&rig.cuda);
+        struct k_stamp *after = twin_read(&stamps, sizeof(before), "stamps");
+        const struct k_stamp *own = &after[step % TURNS];
+        test_true(own->begin_ns >= last_ns && own->begin_ns != 0 && own->end_ns >= own->begin_ns);
+        last_ns = own->end_ns;
+        before[step % TURNS] = *own;
+        test_true(memcmp(after, before, sizeof(before)) == 0);
+        mem_free(after);
+    }
+    twin_free(&stamps);
+    twin_free(&begin);
+    rig_close(&rig);
+}
+
 /* ---- graphs ---- */
 
 static void record(void *context)
@@ -780,6 +816,7 @@ static const struct test_case cases[] = {
     TEST(test_prologues_of_random_steps),
     TEST(test_a_step_of_patches),
     TEST(test_tails_of_random_steps),
+    TEST(test_a_stamp_tells_when_a_step_ran),
     TEST(test_a_graph_moves_slots_on),
     TEST(test_planted_errors_are_seen),
 };
