@@ -156,8 +156,9 @@ static void test_a_delayed_step_takes_its_time(void)
     struct plan_admit admit = demo_admit(rig, 0);
     driver_open(rig->driver, 0, &admit);
     struct driver_row row = {.slot = 0, .count = admit.prompt.count};
-    struct runner_result result = driver_step(rig->driver, &row, 1);
-    test_true(result.device_ns >= 10 * CLOCK_NS_PER_MS);
+    uint64_t begin_ns = clock_now_ns();
+    (void)driver_step(rig->driver, &row, 1);
+    test_true(clock_now_ns() - begin_ns >= 10 * CLOCK_NS_PER_MS);
     demo_rig_destroy(rig);
 }
 
@@ -179,6 +180,7 @@ static uint64_t time_calls(void)
     struct driver_row second = {.slot = 1, .count = admit.prompt.count};
     admit.presence_penalty = 0.1F; /* counted tokens travel with the sampler */
     driver_open(rig->driver, 0, &admit);
+    uint64_t launch_ns = clock_now_ns();
     driver_launch(rig->driver, &first, 1);
     uint64_t begin_ns = clock_now_ns();
     for (uint32_t slot = 1; slot <= OTHERS; slot++) {
@@ -189,7 +191,7 @@ static uint64_t time_calls(void)
     uint64_t took_ns = clock_now_ns() - begin_ns;
     struct runner_result result;
     driver_collect(rig->driver, &first, 1, &result);
-    test_true(result.device_ns >= 10 * CLOCK_NS_PER_MS);
+    test_true(clock_now_ns() - launch_ns >= 10 * CLOCK_NS_PER_MS);
     driver_collect(rig->driver, &second, 1, &result);
     test_eq_u64(result.picks[0].outcome, RUNNER_OUTCOME_TOKEN);
     demo_rig_destroy(rig);
