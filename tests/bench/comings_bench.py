@@ -19,7 +19,7 @@ import served  # noqa: E402
 
 PLACES = 16
 PROMPT = 12
-KINDS = ({"stop_token_ids": list(range(1000, 1010)), "max_tokens": 8},
+KINDS = ({"logit_bias": {"1000": 100}, "stop_token_ids": [1000], "min_tokens": 3, "max_tokens": 400},
          {"max_tokens": 400, "cancel_after": 3},
          {"temperature": 1.2, "top_k": 30, "max_tokens": 6},
          {"presence_penalty": 0.8, "repetition_penalty": 1.3, "max_tokens": 6},
