@@ -8,7 +8,6 @@
 
 constexpr uint32_t MIN_PAGE_TOKENS = 16;
 constexpr uint32_t MAX_GROUP = 16;
-constexpr uint64_t ALIGN_BYTES = 16;
 
 uint64_t k_cuda_attention_scratch_bytes(const k_cuda_shape *shape)
 {
@@ -26,14 +25,6 @@ cudaError_t k_cuda_attention_prepare(void)
 static bool is_power_of_two(uint32_t value)
 {
     return value != 0 && (value & (value - 1)) == 0;
-}
-
-static enum err_code check_aligned(const void *at, const char *name, struct err *err)
-{
-    if (reinterpret_cast<uintptr_t>(at) % ALIGN_BYTES != 0) {
-        return err_set(err, ERR_ALIGN, "attention: %s is not 16-byte aligned", name);
-    }
-    return ERR_OK;
 }
 
 static enum err_code check(const struct k_stream *stream, const struct k_attention_args *args,
@@ -60,15 +51,12 @@ static enum err_code check(const struct k_stream *stream, const struct k_attenti
                        args->tokens.count, args->heads, pages->head_dim, stream->shape.max_tokens,
                        stream->shape.heads, stream->shape.max_head_dim);
     }
-    if (args->q_stride_elems % (ALIGN_BYTES / sizeof(uint16_t)) != 0) {
+    if (args->q_stride_elems % (K_ALIGN_BYTES / sizeof(uint16_t)) != 0) {
         return err_set(err, ERR_ALIGN, "attention: q rows of %llu elements, a multiple of 8",
                        (unsigned long long)args->q_stride_elems);
     }
-    enum err_code code = check_aligned(args->q, "q", err);
-    if (code == ERR_OK) {
-        code = check_aligned(pages->base, "pages", err);
-    }
-    return code == ERR_OK ? check_aligned(args->out, "out", err) : code;
+    return k_check_aligned("attention",
+                           {{args->q, "q"}, {pages->base, "pages"}, {args->out, "out"}}, err);
 }
 
 extern "C" enum err_code k_cuda_attention(struct k_stream *stream,

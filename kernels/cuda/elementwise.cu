@@ -70,6 +70,8 @@ extern "C" enum err_code k_cuda_geglu(struct k_stream *stream, const uint16_t *g
                                       struct err *err)
 {
     enum err_code code = check_elems("geglu", intermediate_elems, err);
+    code =
+        code == ERR_OK ? k_check_aligned("geglu", {{gate_up, "gate_up"}, {out, "out"}}, err) : code;
     if (code != ERR_OK || rows == 0) {
         return code;
     }
@@ -86,6 +88,7 @@ extern "C" enum err_code k_cuda_gather(struct k_stream *stream, const uint16_t *
                                        uint32_t hidden_elems, uint16_t *out, struct err *err)
 {
     enum err_code code = check_elems("gather", hidden_elems, err);
+    code = code == ERR_OK ? k_check_aligned("gather", {{x, "x"}, {out, "out"}}, err) : code;
     if (code != ERR_OK || rows == 0) {
         return code;
     }
@@ -99,6 +102,7 @@ extern "C" enum err_code k_cuda_softcap(struct k_stream *stream, uint16_t *logit
                                         uint32_t vocab_tokens, float softcap, struct err *err)
 {
     enum err_code code = check_elems("softcap", vocab_tokens, err);
+    code = code == ERR_OK ? k_check_aligned("softcap", {{logits, "logits"}}, err) : code;
     if (code != ERR_OK || rows == 0 || softcap <= 0.0F) {
         return code;
     }

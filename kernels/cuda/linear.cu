@@ -465,6 +465,13 @@ extern "C" enum err_code k_cuda_linear(struct k_stream *stream, const struct k_l
                                        struct err *err)
 {
     enum err_code code = check_in("linear", args->in_elems, err);
+    code = code == ERR_OK ? k_check_aligned("linear",
+                                            {{args->x, "x"},
+                                             {args->weights[0], "weights"},
+                                             {args->weights[1], "weights"},
+                                             {args->weights[2], "weights"}},
+                                            err)
+                          : code;
     if (code != ERR_OK || args->rows == 0) {
         return code;
     }
@@ -495,6 +502,10 @@ extern "C" enum err_code k_cuda_gate_up(struct k_stream *stream, const struct k_
                                         struct err *err)
 {
     enum err_code code = check_in("gate_up", args->in_elems, err);
+    code = code == ERR_OK
+               ? k_check_aligned("gate_up",
+                                 {{args->x, "x"}, {args->gate, "gate"}, {args->up, "up"}}, err)
+               : code;
     if (code != ERR_OK || args->rows == 0) {
         return code;
     }
@@ -513,6 +524,8 @@ extern "C" enum err_code k_cuda_head(struct k_stream *stream, const struct k_hea
                                      struct err *err)
 {
     enum err_code code = check_in("head", args->hidden_elems, err);
+    code = code == ERR_OK ? k_check_aligned("head", {{args->x, "x"}, {args->table, "table"}}, err)
+                          : code;
     if (code != ERR_OK || args->rows == 0) {
         return code;
     }

@@ -192,6 +192,13 @@ extern "C" enum err_code k_cuda_embed_norm(struct k_stream *stream,
                                            const struct k_embed_norm_args *args, struct err *err)
 {
     enum err_code code = check_hidden("embed_norm", args->hidden_elems, err);
+    code = code == ERR_OK ? k_check_aligned("embed_norm",
+                                            {{args->table, "table"},
+                                             {args->norm_weight, "norm_weight"},
+                                             {args->x, "x"},
+                                             {args->normed, "normed"}},
+                                            err)
+                          : code;
     if (code != ERR_OK || args->tokens.count == 0) {
         return code;
     }
@@ -204,6 +211,14 @@ extern "C" enum err_code k_cuda_residual_norm(struct k_stream *stream,
                                               struct err *err)
 {
     enum err_code code = check_hidden("residual_norm", args->hidden_elems, err);
+    code = code == ERR_OK ? k_check_aligned("residual_norm",
+                                            {{args->h, "h"},
+                                             {args->post_weight, "post_weight"},
+                                             {args->next_weight, "next_weight"},
+                                             {args->x, "x"},
+                                             {args->normed, "normed"}},
+                                            err)
+                          : code;
     if (code != ERR_OK || args->rows == 0) {
         return code;
     }

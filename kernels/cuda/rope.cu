@@ -145,8 +145,14 @@ extern "C" enum err_code k_cuda_qkv_norm_rope(struct k_stream *stream,
         return err_set(err, ERR_SHAPE, "qkv_norm_rope: %u rotated pairs in %u elements of a head",
                        args->rotated_pairs, head_dim);
     }
-    if (args->tokens.count == 0) {
-        return ERR_OK;
+    enum err_code code = k_check_aligned("qkv_norm_rope",
+                                         {{args->qkv, "qkv"},
+                                          {args->q_norm, "q_norm"},
+                                          {args->k_norm, "k_norm"},
+                                          {args->pages.base, "pages"}},
+                                         err);
+    if (code != ERR_OK || args->tokens.count == 0) {
+        return code;
     }
     uint32_t work_heads = args->heads + (args->writes_kv ? 2 * args->pages.kv_heads : 0);
     uint32_t blocks = (uint32_t)(((uint64_t)args->tokens.count * work_heads + WARPS - 1) / WARPS);

@@ -504,6 +504,10 @@ static void test_shapes_are_checked(void)
     test_eq_str(err.message, "geglu: 12 elements of a row, a multiple of 8");
     test_eq_u64(k_cuda_gather(rig.k, NULL, NULL, 1, 0, NULL, &err), ERR_SHAPE);
     test_eq_u64(k_cuda_softcap(rig.k, NULL, 1, 1001, CAP, &err), ERR_SHAPE);
+    _Alignas(16) uint16_t odd[16] = {0};
+    test_eq_u64(k_cuda_softcap(rig.k, odd + 1, 1, 8, CAP, &err), ERR_ALIGN);
+    test_eq_str(err.message, "softcap: logits is not 16-byte aligned");
+    test_eq_u64(k_cuda_gather(rig.k, odd, NULL, 1, 8, odd + 4, &err), ERR_ALIGN);
     test_ok(k_cuda_geglu(rig.k, NULL, 0, 16, NULL, &err), &err);
     cuda_rig_close(&rig);
 }

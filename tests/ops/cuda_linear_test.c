@@ -383,8 +383,16 @@ static void test_shapes_are_checked(void)
     test_eq_u64(k_cuda_ops()->gate_up(rig.k, &gate, &err), ERR_SHAPE);
     const struct k_head_args head = {.rows = 1, .hidden_elems = 0, .vocab_tokens = 8};
     test_eq_u64(k_cuda_ops()->head(rig.k, &head, &err), ERR_SHAPE);
-    args.rows = 0;
+    _Alignas(16) const uint16_t odd[16] = {0};
     args.out_elems[0] = 8;
+    args.x = odd + 1;
+    test_eq_u64(k_cuda_ops()->linear(rig.k, &args, &err), ERR_ALIGN);
+    test_eq_str(err.message, "linear: x is not 16-byte aligned");
+    const struct k_head_args table = {.table = odd + 4, .hidden_elems = 8, .vocab_tokens = 8};
+    test_eq_u64(k_cuda_ops()->head(rig.k, &table, &err), ERR_ALIGN);
+    test_eq_str(err.message, "head: table is not 16-byte aligned");
+    args.x = NULL;
+    args.rows = 0;
     test_ok(k_cuda_ops()->linear(rig.k, &args, &err), &err);
     cuda_rig_close(&rig);
 }

@@ -560,6 +560,11 @@ static void test_shapes_are_checked(void)
         .h = at, .x = at, .normed = at, .rows = 1, .hidden_elems = 64};
     test_eq_u64(k_cuda_ops()->residual_norm(rig.k, &residual, &err), ERR_SHAPE);
     test_eq_str(err.message, "residual_norm: x must not be h nor normed");
+    residual.x = at + 1;
+    test_eq_u64(k_cuda_ops()->residual_norm(rig.k, &residual, &err), ERR_ALIGN);
+    test_eq_str(err.message, "residual_norm: x is not 16-byte aligned");
+    embed = (struct k_embed_norm_args){.table = at + 4, .hidden_elems = 64};
+    test_eq_u64(k_cuda_ops()->embed_norm(rig.k, &embed, &err), ERR_ALIGN);
     cuda_rig_free(at);
     embed = (struct k_embed_norm_args){.hidden_elems = 64};
     test_ok(k_cuda_ops()->embed_norm(rig.k, &embed, &err), &err);

@@ -570,6 +570,11 @@ static void test_shapes_are_checked(void)
     test_eq_u64(k_cuda_ops()->qkv_norm_rope(rig.k, &args, &err), ERR_SHAPE);
     test_eq_str(err.message, "qkv_norm_rope: 129 rotated pairs in 256 elements of a head");
     args.rotated_pairs = 128;
+    _Alignas(16) uint16_t odd[16] = {0};
+    args.qkv = odd + 2;
+    test_eq_u64(k_cuda_ops()->qkv_norm_rope(rig.k, &args, &err), ERR_ALIGN);
+    test_eq_str(err.message, "qkv_norm_rope: qkv is not 16-byte aligned");
+    args.qkv = NULL;
     args.tokens.count = 0;
     test_ok(k_cuda_ops()->qkv_norm_rope(rig.k, &args, &err), &err);
     cuda_rig_close(&rig);

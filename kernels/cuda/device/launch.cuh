@@ -5,6 +5,8 @@
 #ifndef KERNELS_CUDA_DEVICE_LAUNCH_CUH
 #define KERNELS_CUDA_DEVICE_LAUNCH_CUH
 
+#include <initializer_list>
+
 #include <cuda_runtime.h>
 #include <stdint.h>
 
@@ -20,6 +22,27 @@ static __device__ __forceinline__ void k_begin(void)
 static __device__ __forceinline__ void k_wait_for_predecessors(void)
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+#define K_ALIGN_BYTES 16
+
+struct k_operand {
+    const void *at; /* null: not there */
+    const char *name;
+};
+
+/* Operands that kernels read and write 16 bytes at a time. */
+static inline enum err_code k_check_aligned(const char *what,
+                                            std::initializer_list<k_operand> operands,
+                                            struct err *err)
+{
+    for (const k_operand &operand : operands) {
+        if (reinterpret_cast<uintptr_t>(operand.at) % K_ALIGN_BYTES != 0) {
+            return err_set(err, ERR_ALIGN, "%s: %s is not %u-byte aligned", what, operand.name,
+                           K_ALIGN_BYTES);
+        }
+    }
+    return ERR_OK;
 }
 
 /* Turns a launch's error into ours; what names the operator. */
