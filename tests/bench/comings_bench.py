@@ -3,7 +3,7 @@
 
 usage: comings_bench.py BUILD_DIR [--guests 1000] [--output 1400]
 The 12B layout with made-up weights, 16 neighbours and 16 places beside them: first 16 requests that
-stay sit there, then guests in turns, of every kind: ended by a stop id, cancelled in the middle, drawn,
+stay sit there, then guests in waves, of every kind: ended by a stop id, left in the middle, drawn,
 penalised, with log probabilities, of one token, of two.  Prints the gaps between the neighbours'
 tokens both times, and the worker's own count of steps that began late."""
 import argparse
@@ -19,35 +19,42 @@ import served  # noqa: E402
 
 PLACES = 16
 PROMPT = 12
-KINDS = ({"logit_bias": {"1000": 100}, "stop_token_ids": [1000], "min_tokens": 3, "max_tokens": 400},
-         {"max_tokens": 400, "cancel_after": 3},
-         {"temperature": 1.2, "top_k": 30, "max_tokens": 6},
-         {"presence_penalty": 0.8, "repetition_penalty": 1.3, "max_tokens": 6},
-         {"logprobs": 5, "max_tokens": 6},
-         {"max_tokens": 1},
-         {"max_tokens": 2})
+KINDS = 7
+
+
+def guest_of(kind, rng):
+    """Options of a guest that lives for 8 to 40 tokens, and after how many its client leaves."""
+    tokens = rng.randrange(8, 41)
+    return ({"logit_bias": {"1000": 100}, "stop_token_ids": [1000], "min_tokens": tokens,
+             "max_tokens": 400},
+            {"max_tokens": 400},
+            {"temperature": 1.2, "top_k": 30, "max_tokens": tokens},
+            {"presence_penalty": 0.8, "repetition_penalty": 1.3, "max_tokens": tokens},
+            {"logprobs": 5, "max_tokens": tokens},
+            {"max_tokens": 1},
+            {"max_tokens": 2})[kind], tokens if kind == 1 else None
 
 
 async def guest(session, url, rng, kind):
+    options, leaves_after = guest_of(kind, rng)
     body = {"prompt": [2] + [rng.randrange(300, 200000) for _ in range(PROMPT - 1)],
-            "temperature": 0, "stream": True}
-    body.update(kind)
-    cancel_after = body.pop("cancel_after", None)
+            "temperature": 0, "stream": True, **options}
     events = 0
     async with session.post(url + "/v1/completions", json=body) as answer:
         if answer.status != 200:
             raise RuntimeError(f"{answer.status}: {await answer.text()}")
         async for line in answer.content:
             events += line.startswith(b"data: {")
-            if cancel_after is not None and events > cancel_after:
+            if leaves_after is not None and events > leaves_after:
                 answer.close()
                 return
 
 
-async def place(session, url, rng, left):
-    while left[0] > 0:
-        left[0] -= 1
-        await guest(session, url, rng, KINDS[left[0] % len(KINDS)])
+async def waves(session, url, rng, guests):
+    """Guests in waves that fill all places, so that most steps hold no newcomer's prompt."""
+    for first in range(0, guests, PLACES):
+        await asyncio.gather(*[guest(session, url, rng, i % KINDS)
+                               for i in range(first, min(first + PLACES, guests))])
 
 
 async def neighbours(url, output, beside):
@@ -81,7 +88,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build")
     parser.add_argument("--guests", type=int, default=1000)
-    parser.add_argument("--output", type=int, default=1400)
+    parser.add_argument("--output", type=int, default=3600)
     args = parser.parse_args()
 
     def staying(url):
@@ -93,8 +100,7 @@ def main():
 
     def going(url):
         async def beside(session, rng):
-            left = [args.guests]
-            await asyncio.gather(*[place(session, url, rng, left) for _ in range(PLACES)])
+            await waves(session, url, rng, args.guests)
             return asyncio.get_running_loop().time()
         return beside
 
