@@ -262,6 +262,7 @@ static void publish(struct engine *engine)
         .output_tokens = stats.output_tokens,
         .steps = stats.steps,
         .plans_refused = stats.plans_refused,
+        .retry_after_s = gate.retry_after_s,
         .preemptions = stats.preemptions,
         .preempted_waiting = stats.preempted_waiting,
         .records_stale =

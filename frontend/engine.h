@@ -101,6 +101,7 @@ struct engine_status {
     uint64_t output_tokens;
     uint64_t steps;
     uint64_t plans_refused;
+    uint32_t retry_after_s; /* when a full queue will have room again */
     uint64_t preemptions;
     uint32_t preempted_waiting; /* of waiting_requests, those that had been running */
     uint64_t records_stale;

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include <h2o.h>
@@ -14,6 +15,7 @@
 #include "frontend/engine.h"
 #include "frontend/http_generate_internal.h"
 #include "frontend/prepare.h"
+#include "proto/wire.h"
 
 enum {
     COPY_SLICE_BYTES = 256 << 10, /* some 50 us of the loop thread */
@@ -196,18 +198,36 @@ static void on_event(void *owner, const struct engine_event *event)
     mailbox_put(&call->mailbox, event);
 }
 
+/* When a full queue will have room again.  Any thread. */
+static uint32_t retry_after_s(const struct app *app)
+{
+    struct engine_status status;
+    engine_get_status(app->engine, &status);
+    return status.retry_after_s > 0 ? status.retry_after_s : API_ERROR_RETRY_SECONDS;
+}
+
 /* Work thread. */
 static enum err_code submit(struct http_call *call, const struct prepared *prepared)
 {
+    const struct api_request *asked = &prepared->request;
     struct engine_request request = {
         .admit = prepared->plan.admit,
+        .priority = asked->has_priority ? (int32_t)asked->priority : 0,
+        .key_hash = call->key_hash,
         .on_event = on_event,
         .owner = call,
     };
+    if (asked->has_timeout) {
+        request.deadline_ns =
+            call->arrived_ns + (uint64_t)((double)asked->timeout * (double)CLOCK_NS_PER_SEC);
+    }
     struct err err;
     enum err_code code = engine_submit(call->app->engine, &request, &call->request_id, &err);
     if (code) {
         api_error_from_err(&call->error, &err);
+    }
+    if (code == ERR_BUSY) {
+        call->error.retry_after_s = retry_after_s(call->app);
     }
     call->was_submitted = !code;
     return code;
@@ -304,6 +324,9 @@ static void refuse(struct http_call *call, enum err_code code, const char *text)
 {
     struct api_error error;
     (void)api_error_set(&error, code, NULL, "%s", text); /* the code given */
+    if (code == ERR_BUSY) {
+        error.retry_after_s = retry_after_s(call->app);
+    }
     http_call_fail(call, HTTP_CALL_REJECTED, &error);
     stop_early(call);
 }
@@ -338,6 +361,24 @@ static void copy_body(struct loop_task *task)
     start_work(call);
 }
 
+/* The bearer token's hash: enough to tell keys apart, and nothing that could be told on. */
+static uint64_t hash_key(const h2o_req_t *request)
+{
+    static const char scheme[] = "bearer ";
+    const size_t scheme_bytes = sizeof(scheme) - 1;
+    ssize_t at = h2o_find_header(&request->headers, H2O_TOKEN_AUTHORIZATION, -1);
+    if (at == -1) {
+        return 0;
+    }
+    h2o_iovec_t value = request->headers.entries[at].value;
+    if (value.len <= scheme_bytes || strncasecmp(value.base, scheme, scheme_bytes) != 0) {
+        return 0;
+    }
+    uint64_t hash =
+        wire_hash_bytes(0xcbf29ce484222325ULL, value.base + scheme_bytes, value.len - scheme_bytes);
+    return hash == 0 ? 1 : hash;
+}
+
 static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req_t *request,
                                      enum api_route route)
 {
@@ -358,6 +399,7 @@ static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req
     call->copy_task.run = copy_body;
     call->prepared_task.run = on_prepared;
     call->random_seed = app_random(app);
+    call->key_hash = hash_key(request);
     call->arrived_ns = clock_now_ns();
     call->written_ns = call->arrived_ns;
     call->head.route = route;

@@ -56,6 +56,7 @@ struct http_call {
     struct work_item work;
     struct loop_task prepared_task;
     uint64_t random_seed;
+    uint64_t key_hash; /* of the client's API key; 0 none */
     enum err_code prepare_code;
     struct api_error error;
     bool was_submitted;

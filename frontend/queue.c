@@ -4,12 +4,9 @@
 #include <stddef.h>
 
 #include "common/mem.h"
+#include "frontend/backlog.h"
 
 #define QUEUE_KEY_BUCKETS 1024
-
-/* What a token costs its key: an output token holds a row of a whole step, a prompt token a part. */
-#define PROMPT_TOKEN_CHARGE 1
-#define OUTPUT_TOKEN_CHARGE 2
 
 /* ---- lists linked by key_link ---- */
 
@@ -261,14 +258,14 @@ void queue_take(struct queue *queue, struct req *req)
         if (turn->served_tokens > queue->turn_tokens) {
             queue->turn_tokens = turn->served_tokens;
         }
-        key->served_tokens += (uint64_t)req->admit.prompt.count * PROMPT_TOKEN_CHARGE;
+        key->served_tokens += (uint64_t)req->admit.prompt.count * BACKLOG_PROMPT_WORK;
     }
     queue_remove(queue, req);
 }
 
 void queue_charge_output(struct req *req)
 {
-    req->key->served_tokens += OUTPUT_TOKEN_CHARGE;
+    req->key->served_tokens += BACKLOG_OUTPUT_WORK;
 }
 
 void queue_forget(struct queue *queue, struct req *req)

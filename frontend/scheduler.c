@@ -95,6 +95,9 @@ void sched_fail(struct sched *sched, struct req *req, enum err_code code, const 
 void sched_finish(struct sched *sched, struct req *req, enum result_finish reason, uint64_t now_ns)
 {
     sched->stats.finished[reason]++;
+    if (reason != RESULT_FINISH_CANCEL) {
+        backlog_note_output(&sched->backlog, req->token_count - req->admit.output_start);
+    }
     struct engine_event event = {.kind = ENGINE_EVENT_FINISHED, .reason = reason};
     end(sched, req, &event, now_ns);
 }

@@ -78,6 +78,7 @@ struct sched_gate {
     uint32_t waiting;
     uint32_t running;
     uint32_t max_queue;
+    uint32_t retry_after_s; /* when a full queue will have room again, as far as can be told */
 };
 
 /* arrived = rejected + finished + failed + waiting + running, always. */

@@ -297,6 +297,8 @@ static enum err_code on_step_done(struct sched *sched, const struct result_recor
     if (record->as.step_done.token_count == step_tokens(step)) {
         pace_observe(&sched->pace, &step->load, record->as.step_done.device_ns);
     }
+    backlog_note_step(&sched->backlog, step->sent_ns, now_ns, step->load.tokens,
+                      step_tokens(step) - step->load.tokens);
     session->alive_ns = now_ns;
     session->refusals_in_row = 0;
     sched->stats.steps++;

@@ -112,6 +112,8 @@ void sched_get_gate(const struct sched *sched, struct sched_gate *out_gate)
         .waiting = sched->queue.waiting.count,
         .running = sched->running.count,
         .max_queue = sched->options.max_queue,
+        .retry_after_s = backlog_retry_s(&sched->backlog, sched->queue.waiting_tokens,
+                                         sched->queue.waiting.count),
     };
 }
 

@@ -4,6 +4,7 @@
 #ifndef FRONTEND_SCHEDULER_INTERNAL_H
 #define FRONTEND_SCHEDULER_INTERNAL_H
 
+#include "frontend/backlog.h"
 #include "frontend/pace.h"
 #include "frontend/queue.h"
 #include "frontend/scheduler.h"
@@ -20,6 +21,7 @@ struct sched_row {
 /* A STEP without an answer. */
 struct sched_step {
     uint64_t msg_seq;
+    uint64_t sent_ns;
     struct sched_row *rows; /* owned: [max_step_rows] */
     uint32_t row_count;
     struct pace_load load; /* its prompt segments */
@@ -101,7 +103,8 @@ struct sched {
     struct sched_limits limits;
     struct sched_session session; /* valid while attached */
     struct pace pace;             /* of the last worker */
-    uint64_t plan_mark;           /* of the plan being made */
+    struct backlog backlog;
+    uint64_t plan_mark; /* of the plan being made */
     struct sched_stats stats;
 };
 

@@ -199,6 +199,7 @@ static bool plan_step(struct sched *sched, uint64_t now_ns)
     session->after_seq = 0;
     session->step_count++;
     sched->stats.step_rows += builder.step->row_count;
+    builder.step->sent_ns = now_ns;
     builder.step->msg_seq = sched_send(sched, &message, now_ns);
     sched_push_claim(sched, builder.step->msg_seq, &builder.taken);
     for (uint32_t i = 0; i < builder.step->row_count; i++) {

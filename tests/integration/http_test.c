@@ -489,6 +489,38 @@ static void test_full_queue_is_429(void)
     stop(&process);
 }
 
+/* A whole answer becomes 408, a stream ends with an error event; both say why. */
+static void test_a_timeout_ends_the_request(void)
+{
+    static const char body[] = "{\"prompt\":\"a b c d e f\",\"ignore_eos\":true,"
+                               "\"max_tokens\":5000,\"timeout\":0.25,\"stream\":%s}";
+    struct frontend_process process;
+    struct http_client client;
+    struct http_answer answer;
+    char text[256];
+    frontend_process_start_fake(&process, "&step_us=3000", NULL);
+    (void)snprintf(text, sizeof(text), body, "false");
+    uint64_t begin_ns = clock_now_ns();
+    http_client_once(process.port, "POST", COMPLETIONS, text, &answer);
+    test_true(clock_now_ns() - begin_ns >= 250 * CLOCK_NS_PER_MS);
+    test_eq_u64((uint64_t)answer.status, 408);
+    struct json_t *json = parse_body(&answer);
+    test_eq_str(text_at(json, "error.code"), "timeout");
+    test_eq_str(text_at(json, "error.type"), "invalid_request_error");
+    json_release(json);
+    http_answer_fini(&answer);
+    (void)snprintf(text, sizeof(text), body, "true");
+    http_client_open(&client, process.port);
+    http_client_request(&client, "POST", COMPLETIONS, "", text);
+    http_client_read(&client, &answer);
+    test_eq_u64((uint64_t)answer.status, 200);
+    test_true(strstr(buf_text(&answer.body), "\"choices\"") != NULL);
+    test_true(strstr(buf_text(&answer.body), "\"code\":\"timeout\"") != NULL);
+    http_answer_fini(&answer);
+    http_client_close(&client);
+    stop(&process);
+}
+
 /* A checkpoint without tokenizer.json: ids in, ids out, and text routes say why not. */
 static void test_without_tokenizer(void)
 {
@@ -640,6 +672,7 @@ static const struct test_case cases[] = {
     TEST(test_failure_before_and_during_a_stream),
     TEST(test_large_bodies),
     TEST(test_full_queue_is_429),
+    TEST(test_a_timeout_ends_the_request),
     TEST(test_without_tokenizer),
     TEST(test_not_ready_until_attached),
     TEST(test_drain_finishes_streams),

@@ -98,6 +98,13 @@ static bool step_request(struct engine *engine, struct fake_request *request)
         engine->status.requests_failed++;
         return true;
     }
+    if (request->request.deadline_ns != 0 && clock_now_ns() >= request->request.deadline_ns) {
+        send_event(request, ENGINE_EVENT_FAILED,
+                   (struct engine_event){.code = ERR_TIMEOUT,
+                                         .text = "the deadline passed while the request ran"});
+        engine->status.requests_failed++;
+        return true;
+    }
     bool is_stop = false;
     uint32_t token = next_token(request, &is_stop);
     uint32_t pair_count = admit->logprobs > 0 ? admit->logprobs - 1 : 0;

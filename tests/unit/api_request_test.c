@@ -183,8 +183,8 @@ static void check_worker_takes(const struct api_field *field)
         {"temperature", 0, PLAN_MAX_TEMPERATURE},
         {"top_p", PLAN_MIN_TOP_P, 1},
     };
-    if (strcmp(field->kind, "F32") != 0) {
-        return;
+    if (strcmp(field->kind, "F32") != 0 || strcmp(field->name, "timeout") == 0) {
+        return; /* not the worker's */
     }
     size_t i = 0;
     while (i < sizeof(worker) / sizeof(worker[0]) && strcmp(worker[i].name, field->name) != 0) {

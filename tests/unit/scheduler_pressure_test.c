@@ -232,6 +232,70 @@ static void test_refused_steps_and_preemption_together(void)
     }
 }
 
+/* One key has a hundred requests waiting; another's first is the next to start. */
+static void test_a_flood_of_one_key_delays_another_by_its_turn(void)
+{
+    static struct rig_request flood[100];
+    struct rig_request others[4];
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
+    model.limits.slots = 4;
+    options.max_queue = 200;
+    struct rig rig;
+    rig_init(&rig, &model, &options);
+    for (uint32_t i = 0; i < 100; i++) {
+        struct engine_request wanted = rig_engine_request(&flood[i], 100, 40 + i % 7, i);
+        wanted.key_hash = 1;
+        add(&rig, &flood[i], &wanted);
+    }
+    rig_run_to(&rig, rig.now_ns + 2000 * RIG_MS);
+    uint64_t asked_ns = rig.now_ns;
+    for (uint32_t i = 0; i < 4; i++) {
+        struct engine_request wanted = rig_engine_request(&others[i], 100, 40, 1000 + i);
+        wanted.key_hash = 2;
+        add(&rig, &others[i], &wanted);
+    }
+    rig_run_idle(&rig, 10 * RIG_LONG_NS);
+    /* as soon as one of the four running ends (0.5 s); the next ones alternate with the flood */
+    test_true(others[0].first_token_ns - asked_ns < 600 * RIG_MS);
+    test_true(others[3].first_token_ns - asked_ns < 2500 * RIG_MS);
+    test_true(flood[99].first_token_ns - asked_ns > 8000 * RIG_MS);
+    rig_fini(&rig);
+}
+
+/* A full queue says when it will have room, and then it has. */
+static void test_retry_after_is_honest(void)
+{
+    static struct rig_request requests[64];
+    struct model_options model = rig_model_options();
+    struct sched_options options = rig_sched_options();
+    model.limits.slots = 4;
+    options.max_queue = 40;
+    struct rig rig;
+    struct rig_request late;
+    struct err err;
+    rig_init(&rig, &model, &options);
+    rig_run_to(&rig, rig.now_ns + RIG_MS);
+    for (uint32_t i = 0; i < 44; i++) {
+        rig_add(&rig, &requests[i], 200, 100); /* 1 s for four of them */
+    }
+    rig_run_to(&rig, rig.now_ns + 3000 * RIG_MS);
+    for (uint32_t i = 44; i < 52; i++) {
+        rig_add(&rig, &requests[i], 200, 100);
+    }
+    struct engine_request wanted = rig_engine_request(&late, 200, 100, 1);
+    test_eq_u64(rig_submit(&rig, &late, &wanted, &err), ERR_BUSY);
+    struct sched_gate gate;
+    sched_get_gate(rig.sched, &gate);
+    test_true(gate.retry_after_s >= 2 && gate.retry_after_s <= 4); /* ten of forty: 2.6 s */
+    rig_run_to(&rig, rig.now_ns + gate.retry_after_s * 1000 * RIG_MS);
+    sched_get_gate(rig.sched, &gate);
+    test_true(gate.waiting >= 24 && gate.waiting <= 32);
+    test_ok(rig_submit(&rig, &late, &wanted, &err), &err);
+    rig_run_idle(&rig, RIG_LONG_NS);
+    rig_fini(&rig);
+}
+
 #define FLOOD_COUNT 600
 
 /* Twice what the worker can do arrives for half a minute, in a pool for three requests. */
@@ -282,6 +346,8 @@ static const struct test_case cases[] = {
     TEST(test_a_deadline_ends_what_runs),
     TEST(test_the_preempted_outlive_the_worker),
     TEST(test_refused_steps_and_preemption_together),
+    TEST(test_a_flood_of_one_key_delays_another_by_its_turn),
+    TEST(test_retry_after_is_honest),
     TEST(test_progress_in_a_flood),
 };
 
