@@ -38,7 +38,9 @@ enum err_code capacity_plan(const struct capacity_wish *wish,
     uint64_t memory_bytes = wish->memory_bytes;
     if (memory_bytes == 0) {
         memory_bytes = extra_bytes + wish->slots * one_bytes;
-        memory_bytes = memory_bytes > wish->available_bytes ? wish->available_bytes : memory_bytes;
+        if (wish->takes_all || memory_bytes > wish->available_bytes) {
+            memory_bytes = wish->available_bytes;
+        }
     }
     bool is_explicit =
         wish->pages[RUNNER_FAMILY_LOCAL] != 0 && wish->pages[RUNNER_FAMILY_GLOBAL] != 0;

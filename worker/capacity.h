@@ -2,6 +2,7 @@
 #ifndef WORKER_CAPACITY_H
 #define WORKER_CAPACITY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/err.h"
@@ -17,7 +18,8 @@ struct capacity_wish {
     uint64_t page_bytes[RUNNER_FAMILY_COUNT];
     uint32_t pages[RUNNER_FAMILY_COUNT]; /* asked for explicitly; 0: to be found */
     uint64_t memory_bytes;               /* for both pools; 0: what the slots need, */
-    uint64_t available_bytes;            /* at most this */
+    uint64_t available_bytes;            /* at most this, */
+    bool takes_all;                      /* or all of it: prefixes are kept where no slot needs it */
 };
 
 /* The wished context of one slot where no memory is stated. */

@@ -172,6 +172,7 @@ enum err_code loader_choose_limits(const struct options *options, const struct m
         .pages = {options->local_pages, options->global_pages},
         .memory_bytes = (uint64_t)options->kv_memory_mb << 20,
         .available_bytes = memory->available_bytes(memory->context, &limits),
+        .takes_all = options->backend == OPTIONS_BACKEND_CUDA,
     };
     code = capacity_plan(&wish, limits.pages, err);
     if (code == ERR_OK) {

@@ -32,6 +32,22 @@ static void test_every_slot_gets_a_default_context(void)
     test_eq_u64(capacity_requests(&wish, pages, 262144), 0);
 }
 
+static void test_a_device_gives_all_it_has(void)
+{
+    struct capacity_wish wish = wish_of();
+    uint32_t pages[RUNNER_FAMILY_COUNT];
+    struct err err;
+    wish.takes_all = true;
+    wish.available_bytes = 8ULL << 30;
+    test_ok(capacity_plan(&wish, pages, &err), &err);
+    uint64_t bytes = pages[0] * wish.page_bytes[0] + pages[1] * wish.page_bytes[1];
+    test_true(bytes <= wish.available_bytes);
+    test_true(bytes + wish.page_bytes[0] + wish.page_bytes[1] > wish.available_bytes);
+    test_eq_u64(capacity_requests(&wish, pages, 8192), 16); /* slots */
+    wish.slots = 1000;
+    test_eq_u64(capacity_requests(&wish, pages, 8192), 163);
+}
+
 static void test_memory_is_split_and_kept(void)
 {
     uint64_t random = 5;
@@ -95,6 +111,7 @@ static void test_explicit_pages_win(void)
 
 static const struct test_case cases[] = {
     TEST(test_every_slot_gets_a_default_context),
+    TEST(test_a_device_gives_all_it_has),
     TEST(test_memory_is_split_and_kept),
     TEST(test_too_little_memory_says_what_it_takes),
     TEST(test_explicit_pages_win),
