@@ -1,4 +1,5 @@
-/* bezel: the command line.  serve keeps a pair of programs running, replay becomes a worker. */
+/* bezel: the command line.  serve keeps a pair of programs running, reload has it replace its
+ * frontend, replay becomes a worker. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,6 +7,8 @@
 #include <unistd.h>
 
 #include "common/log.h"
+#include "common/run_path.h"
+#include "deploy/launcher_socket.h"
 #include "deploy/options.h"
 #include "deploy/serve.h"
 
@@ -18,6 +21,7 @@ static const char usage[] =
     "\n"
     "  bezel serve MODEL_DIR [OPTIONS]         start worker and frontend, keep both running\n"
     "  bezel serve --help                      the options\n"
+    "  bezel reload [--run-dir DIR]            replace the frontend of bezel serve, without a cut\n"
     "  bezel replay FILE MODEL_DIR [OPTIONS]   run what serve --record FILE wrote; --help: the options\n"
     "  bezel version                           the version\n"
     "\n"
@@ -72,6 +76,35 @@ static bool is_help(const char *text)
     return strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;
 }
 
+static const char reload_usage[] =
+    "bezel reload [--run-dir DIR]\n"
+    "Starts a new frontend beside the one of `bezel serve` in DIR (/tmp/bezel-UID) and returns when it\n"
+    "serves.  The old one finishes what it has and ends.  Says why in one line where that fails; the old\n"
+    "one goes on then.\n";
+
+static int reload(int argc, char **argv)
+{
+    struct err err;
+    char run_dir[RUN_PATH_BYTES];
+    char text[LAUNCHER_TEXT_BYTES];
+    run_path_default(run_dir);
+    if (argc == 2 && is_help(argv[1])) {
+        (void)fputs(reload_usage, stdout);
+        return EXIT_SUCCESS;
+    }
+    bool is_named = argc == 3 && strcmp(argv[1], "--run-dir") == 0;
+    if (argc != 1 && !is_named) {
+        (void)err_set(&err, ERR_ARGUMENT, "reload takes --run-dir DIR, see bezel reload --help");
+        return fail(&err);
+    }
+    if (launcher_socket_ask(is_named ? argv[2] : run_dir, "reload", text, &err) != ERR_OK) {
+        (void)fprintf(stderr, "bezel: reload: %s\n", err.message);
+        return EXIT_FAILURE;
+    }
+    (void)printf("%s\n", text);
+    return EXIT_SUCCESS;
+}
+
 /* bezel replay FILE MODEL_DIR ... -> bezel-worker --replay FILE MODEL_DIR ... */
 static int replay(int argc, char **argv)
 {
@@ -114,6 +147,9 @@ int main(int argc, char **argv)
     log_init("bezel", LOG_LEVEL_INFO);
     if (strcmp(command, "serve") == 0) {
         return serve(argc - 1, argv + 1);
+    }
+    if (strcmp(command, "reload") == 0) {
+        return reload(argc - 1, argv + 1);
     }
     if (strcmp(command, "replay") == 0) {
         return replay(argc - 1, argv + 1);

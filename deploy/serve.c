@@ -1,13 +1,14 @@
 /* One thread, one poll: signals by signalfd, ends of the children by pidfd, the frontend's ready
- * byte by a pipe.
+ * byte by a pipe, requests by launcher.sock.
  *
- *   RUNNING          both are kept alive; the first signal -> DRAINING [begin_drain]
- *   DRAINING         the frontend was told to finish its requests, and is killed at the deadline;
- *                    when it is gone -> STOPPING [begin_stop]
+ *   RUNNING          both are kept alive; SIGHUP or a request reloads the frontend (serve_reload.c);
+ *                    the first other signal -> DRAINING [begin_drain]
+ *   DRAINING         the frontends were told to finish their requests, and are killed at the
+ *                    deadline; when they are gone -> STOPPING [begin_stop]
  *   STOPPING         the worker was told to stop, and is killed at the deadline; when it is gone ->
  *                    DONE
  * The lifeline pipe's write end lives here only: it closes with this process, however that ends,
- * and both children leave when their read end says so. */
+ * and the children leave when their read end says so. */
 #include "deploy/serve.h"
 
 #include <errno.h>
@@ -15,227 +16,32 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/clock.h"
 #include "common/log.h"
-#include "deploy/child.h"
 #include "deploy/listen.h"
-#include "deploy/run_dir.h"
+#include "deploy/serve_internal.h"
 
 enum {
-    PATH_BYTES = 4096,
     EXIT_BY_SIGNAL = 128
 };
 
-static const uint64_t kill_grace_ns = 2 * CLOCK_NS_PER_SEC;   /* beyond the drain timeout */
+enum {
+    POLL_SIGNALS,
+    POLL_READY,
+    POLL_WORKER,
+    POLL_FRONTEND,
+    POLL_NEXT_READY,
+    POLL_NEXT,
+    POLL_LEAVING,
+    POLL_CLIENT,
+    POLL_REQUEST,
+    POLL_COUNT
+};
+
 static const uint64_t worker_stop_ns = 10 * CLOCK_NS_PER_SEC; /* a step on a slow machine */
 static const uint64_t good_worker_life_ns = 30 * CLOCK_NS_PER_SEC;
-
-enum phase {
-    PHASE_RUNNING,
-    PHASE_DRAINING,
-    PHASE_STOPPING,
-    PHASE_DONE,
-};
-
-struct serve {
-    const struct options *options; /* borrowed */
-    struct run_dir run_dir;
-    int listen_fd; /* owned; closed when a drain begins */
-    int signal_fd;
-    int lifeline_read_fd;
-    int lifeline_write_fd;
-    int ready_fd; /* read end of the running frontend's pipe; -1 once it has spoken */
-    char worker_path[PATH_BYTES];
-    char frontend_path[PATH_BYTES];
-    struct options_argv worker_argv;
-    struct options_argv frontend_argv;
-    struct child worker;
-    struct child frontend;
-    bool frontend_is_ready;
-    bool was_ready; /* once, by any frontend */
-    enum phase phase;
-    uint64_t deadline_ns; /* of DRAINING and STOPPING */
-    int exit_code;
-};
-
-enum err_code serve_program_dir(char *out, size_t out_bytes, struct err *err)
-{
-    ssize_t used = readlink("/proc/self/exe", out, out_bytes - 1);
-    if (used < 0) {
-        return err_errno(err, errno, "reading /proc/self/exe");
-    }
-    out[used] = '\0';
-    char *slash = strrchr(out, '/');
-    *(slash == NULL ? out : slash) = '\0';
-    return ERR_OK;
-}
-
-enum err_code serve_find_program(const char *dir, const char *folder, const char *name, char *out,
-                                 size_t out_bytes, struct err *err)
-{
-    (void)snprintf(out, out_bytes, "%s/%s", dir, name); /* a cut path is not executable */
-    if (access(out, X_OK) == 0) {
-        return ERR_OK;
-    }
-    (void)snprintf(out, out_bytes, "%s/../%s/%s", dir, folder, name); /* in a build folder */
-    if (access(out, X_OK) == 0) {
-        return ERR_OK;
-    }
-    return err_set(err, ERR_NOT_FOUND, "no program %s in '%s'", name, dir);
-}
-
-static enum err_code check_model_dir(const char *path, struct err *err)
-{
-    struct stat info;
-    if (stat(path, &info) != 0) {
-        return errno == ENOENT ? err_set(err, ERR_NOT_FOUND, "no model directory '%s'", path)
-                               : err_errno(err, errno, "model directory '%s'", path);
-    }
-    if (!S_ISDIR(info.st_mode)) {
-        return err_set(err, ERR_ARGUMENT, "model '%s' is not a directory", path);
-    }
-    return ERR_OK;
-}
-
-static enum err_code open_signals(struct serve *serve, struct err *err)
-{
-    sigset_t signals;
-    (void)sigemptyset(&signals); /* none of these fails with valid signals */
-    (void)sigaddset(&signals, SIGINT);
-    (void)sigaddset(&signals, SIGTERM);
-    (void)sigaddset(&signals, SIGHUP);
-    (void)pthread_sigmask(SIG_BLOCK, &signals, NULL);
-    (void)signal(SIGPIPE, SIG_IGN); /* standard output may be a pipe that is gone */
-    (void)signal(SIGXFSZ, SIG_IGN); /* a write beyond a limit fails, and says so */
-    serve->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-    return serve->signal_fd >= 0 ? ERR_OK : err_errno(err, errno, "opening a signal descriptor");
-}
-
-static enum err_code open_listener(struct serve *serve, struct err *err)
-{
-    enum err_code code = listen_inherited(&serve->listen_fd, err);
-    if (code == ERR_OK && serve->listen_fd < 0) {
-        code = listen_open(serve->options->host, serve->options->port, &serve->listen_fd, err);
-    }
-    return code;
-}
-
-static enum err_code find_programs(struct serve *serve, struct err *err)
-{
-    char dir[PATH_BYTES / 2];
-    enum err_code code = ERR_OK;
-    if (serve->options->program_dir != NULL) {
-        (void)snprintf(dir, sizeof(dir), "%s", serve->options->program_dir); /* cut: not found */
-    } else {
-        code = serve_program_dir(dir, sizeof(dir), err);
-    }
-    if (code == ERR_OK) {
-        code =
-            serve_find_program(dir, "worker", "bezel-worker", serve->worker_path, PATH_BYTES, err);
-    }
-    if (code == ERR_OK) {
-        code = serve_find_program(dir, "frontend", "bezel-frontend", serve->frontend_path,
-                                  PATH_BYTES, err);
-    }
-    return code;
-}
-
-static void add_common(struct options_argv *argv, const struct serve *serve, const char *name,
-                       enum options_target target)
-{
-    options_argv_add(argv, name);
-    options_argv_add(argv, serve->options->model_dir);
-    options_argv_add(argv, "--run-dir");
-    options_argv_add(argv, serve->run_dir.path);
-    options_argv_add_passed(argv, serve->options, target);
-}
-
-/* Descriptors 3, 4, 5 of the frontend: listener, lifeline, ready.  3 of the worker: lifeline. */
-static void describe_children(struct serve *serve)
-{
-    add_common(&serve->worker_argv, serve, "bezel-worker", OPTIONS_WORKER);
-    options_argv_add(&serve->worker_argv, "--lifeline-fd");
-    options_argv_add(&serve->worker_argv, "3");
-    add_common(&serve->frontend_argv, serve, "bezel-frontend", OPTIONS_FRONTEND);
-    options_argv_add(&serve->frontend_argv, "--lifeline-fd");
-    options_argv_add(&serve->frontend_argv, "4");
-    options_argv_add(&serve->frontend_argv, "--ready-fd");
-    options_argv_add(&serve->frontend_argv, "5");
-
-    uint64_t backoff_ns = serve->options->backoff_ms * CLOCK_NS_PER_MS;
-    serve->worker = (struct child){
-        .name = "worker",
-        .path = serve->worker_path,
-        .argv = serve->worker_argv.argv,
-        .good_pause_ns = backoff_ns,
-        .min_pause_ns = backoff_ns,
-        .max_pause_ns = 30 * backoff_ns,
-        .pidfd = -1,
-    };
-    serve->frontend = (struct child){
-        .name = "frontend",
-        .path = serve->frontend_path,
-        .argv = serve->frontend_argv.argv,
-        .has_listener = true,
-        .good_pause_ns = 0,
-        .min_pause_ns = backoff_ns / 10,
-        .max_pause_ns = 5 * backoff_ns,
-        .pidfd = -1,
-    };
-}
-
-static enum err_code open_all(struct serve *serve, struct err *err)
-{
-    int lifeline[2];
-    enum err_code code = check_model_dir(serve->options->model_dir, err);
-    if (code == ERR_OK) {
-        code = find_programs(serve, err);
-    }
-    if (code == ERR_OK) {
-        code = open_signals(serve, err);
-    }
-    if (code == ERR_OK) {
-        code = open_listener(serve, err);
-    }
-    if (code == ERR_OK) {
-        code = run_dir_open(&serve->run_dir, serve->options->run_dir, err);
-    }
-    if (code == ERR_OK && pipe2(lifeline, O_CLOEXEC) != 0) {
-        code = err_errno(err, errno, "making a pipe");
-    }
-    if (code == ERR_OK) {
-        serve->lifeline_read_fd = lifeline[0];
-        serve->lifeline_write_fd = lifeline[1];
-        describe_children(serve);
-    }
-    return code;
-}
-
-static void close_fd(int *fd)
-{
-    if (*fd >= 0) {
-        (void)close(*fd); /* a handle only */
-        *fd = -1;
-    }
-}
-
-static void close_all(struct serve *serve)
-{
-    close_fd(&serve->ready_fd);
-    options_argv_fini(&serve->frontend_argv);
-    options_argv_fini(&serve->worker_argv);
-    close_fd(&serve->lifeline_write_fd);
-    close_fd(&serve->lifeline_read_fd);
-    run_dir_close(&serve->run_dir);
-    close_fd(&serve->listen_fd);
-    close_fd(&serve->signal_fd);
-}
 
 static enum err_code start_worker(struct serve *serve, uint64_t now_ns, struct err *err)
 {
@@ -245,7 +51,7 @@ static enum err_code start_worker(struct serve *serve, uint64_t now_ns, struct e
 static enum err_code start_frontend(struct serve *serve, uint64_t now_ns, struct err *err)
 {
     int ready[2];
-    close_fd(&serve->ready_fd);
+    serve_close_fd(&serve->ready_fd);
     if (pipe2(ready, O_CLOEXEC) != 0) {
         return err_errno(err, errno, "making a pipe");
     }
@@ -257,9 +63,21 @@ static enum err_code start_frontend(struct serve *serve, uint64_t now_ns, struct
     return code;
 }
 
+static void signal_frontends(const struct serve *serve, int signal_number)
+{
+    child_signal(&serve->frontend, signal_number);
+    child_signal(&serve->next, signal_number);
+    child_signal(&serve->leaving, signal_number);
+}
+
+static bool has_frontend(const struct serve *serve)
+{
+    return serve->frontend.pid != 0 || serve->next.pid != 0 || serve->leaving.pid != 0;
+}
+
 static void kill_all(struct serve *serve)
 {
-    child_signal(&serve->frontend, SIGKILL);
+    signal_frontends(serve, SIGKILL);
     child_signal(&serve->worker, SIGKILL);
 }
 
@@ -286,28 +104,40 @@ static void start_due(struct serve *serve, uint64_t now_ns)
 
 static void begin_stop(struct serve *serve, uint64_t now_ns)
 {
-    serve->phase = serve->worker.pid == 0 ? PHASE_DONE : PHASE_STOPPING;
+    serve->phase = serve->worker.pid == 0 ? SERVE_DONE : SERVE_STOPPING;
     serve->deadline_ns = now_ns + worker_stop_ns;
     child_signal(&serve->worker, SIGTERM);
 }
 
 static void begin_drain(struct serve *serve, uint64_t timeout_ns, uint64_t now_ns)
 {
-    close_fd(&serve->listen_fd); /* or new connections would wait for nobody */
-    if (serve->frontend.pid == 0) {
+    serve_close_fd(&serve->listen_fd); /* or new connections would wait for nobody */
+    serve_reload_abandon(serve, "bezel serve was told to stop");
+    if (!has_frontend(serve)) {
         begin_stop(serve, now_ns);
         return;
     }
-    serve->phase = PHASE_DRAINING;
-    serve->deadline_ns = now_ns + timeout_ns + kill_grace_ns;
-    child_signal(&serve->frontend, SIGTERM);
+    serve->phase = SERVE_DRAINING;
+    serve->deadline_ns = now_ns + timeout_ns + SERVE_KILL_GRACE_NS;
+    signal_frontends(serve, SIGTERM);
+}
+
+/* SIGHUP reloads, but for a launcher whose terminal is gone. */
+static bool is_reload(const struct serve *serve, uint32_t signal_number)
+{
+    struct pollfd terminal = {.fd = STDIN_FILENO};
+    bool is_hung_up = serve->has_terminal && poll(&terminal, 1, 0) == 1 &&
+                      (terminal.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+    return signal_number == SIGHUP && !is_hung_up;
 }
 
 static void on_signals(struct serve *serve, uint64_t now_ns)
 {
     struct signalfd_siginfo info;
     while (read(serve->signal_fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-        if (serve->phase == PHASE_RUNNING) {
+        if (is_reload(serve, info.ssi_signo)) {
+            serve_reload_begin(serve, -1, now_ns);
+        } else if (serve->phase == SERVE_RUNNING) {
             log_info("serve", "stopping", "signal=%u drain_timeout_s=%u", info.ssi_signo,
                      serve->options->drain_timeout_s);
             begin_drain(serve, serve->options->drain_timeout_s * CLOCK_NS_PER_SEC, now_ns);
@@ -323,11 +153,12 @@ static void on_ready(struct serve *serve)
     char byte;
     char address[128];
     bool has_spoken = read(serve->ready_fd, &byte, 1) == 1; /* else it has ended */
-    close_fd(&serve->ready_fd);
-    if (!has_spoken || serve->phase != PHASE_RUNNING) {
+    serve_close_fd(&serve->ready_fd);
+    if (!has_spoken || serve->phase != SERVE_RUNNING) {
         return;
     }
     serve->frontend_is_ready = true;
+    serve_reload_on_adopted(serve, true);
     if (serve->was_ready) {
         log_info("serve", "ready_again", "frontend_pid=%d", (int)serve->frontend.pid);
         return;
@@ -343,40 +174,51 @@ static void on_end(struct serve *serve, struct child *child, bool was_good, uint
     char text[64];
     struct child_end end = child_reap(child, was_good, now_ns);
     child_end_text(end, text);
+    if (child == &serve->frontend) {
+        serve_reload_on_adopted(serve, false);
+        serve_reload_adopt(serve);
+    }
     bool can_never_work = !end.by_signal && end.code == SERVE_EXIT_CANNOT_EVER_WORK;
-    if (serve->phase == PHASE_RUNNING && !serve->was_ready && can_never_work) {
+    if (serve->phase == SERVE_RUNNING && !serve->was_ready && can_never_work) {
         log_error("serve", "cannot_run", "program=%s end=\"%s\"", child->name, text);
         serve->exit_code = end.code;
         begin_drain(serve, 0, now_ns);
-    } else if (serve->phase == PHASE_RUNNING) {
+    } else if (serve->phase == SERVE_RUNNING && child->pid != 0) {
+        log_warn("serve", "replaced", "program=%s end=\"%s\" by_pid=%d", child->name, text,
+                 (int)child->pid);
+    } else if (serve->phase == SERVE_RUNNING) {
         log_warn("serve", "restarting", "program=%s end=\"%s\" pause_ms=%llu", child->name, text,
                  (unsigned long long)((child->restart_at_ns - now_ns) / CLOCK_NS_PER_MS));
     }
-    if (serve->phase == PHASE_DRAINING && child == &serve->frontend) {
-        begin_stop(serve, now_ns);
-    } else if (serve->phase == PHASE_STOPPING && child == &serve->worker) {
-        serve->phase = PHASE_DONE;
+    if (serve->phase == SERVE_STOPPING && child == &serve->worker) {
+        serve->phase = SERVE_DONE;
     }
 }
 
 static void on_deadline(struct serve *serve, uint64_t now_ns)
 {
-    struct child *late = serve->phase == PHASE_DRAINING ? &serve->frontend : &serve->worker;
-    log_warn("serve", "killing", "program=%s reason=\"still there at the deadline\"", late->name);
-    child_signal(late, SIGKILL);
+    bool is_draining = serve->phase == SERVE_DRAINING;
+    log_warn("serve", "killing", "program=%s reason=\"still there at the deadline\"",
+             is_draining ? serve->frontend.name : serve->worker.name);
+    if (is_draining) {
+        signal_frontends(serve, SIGKILL);
+    } else {
+        child_signal(&serve->worker, SIGKILL);
+    }
     serve->deadline_ns = now_ns + worker_stop_ns; /* its end is reported by its pidfd */
 }
 
 static uint64_t next_event_ns(const struct serve *serve)
 {
-    uint64_t next_ns = serve->phase == PHASE_RUNNING ? UINT64_MAX : serve->deadline_ns;
+    uint64_t next_ns = serve->phase == SERVE_RUNNING ? UINT64_MAX : serve->deadline_ns;
     const struct child *const children[] = {&serve->worker, &serve->frontend};
-    for (size_t i = 0; i < 2 && serve->phase == PHASE_RUNNING; i++) {
+    for (size_t i = 0; i < 2 && serve->phase == SERVE_RUNNING; i++) {
         if (children[i]->pid == 0 && children[i]->restart_at_ns < next_ns) {
             next_ns = children[i]->restart_at_ns;
         }
     }
-    return next_ns;
+    uint64_t reload_ns = serve_reload_next_ns(serve);
+    return reload_ns < next_ns ? reload_ns : next_ns;
 }
 
 static int poll_timeout_ms(const struct serve *serve, uint64_t now_ns)
@@ -389,36 +231,67 @@ static int poll_timeout_ms(const struct serve *serve, uint64_t now_ns)
     return left_ms > 3600000 ? 3600000 : (int)left_ms;
 }
 
-static void run_once(struct serve *serve)
+static void on_children(struct serve *serve, const struct pollfd *fds, uint64_t now_ns)
 {
-    uint64_t now_ns = clock_now_ns();
-    if (serve->phase == PHASE_RUNNING) {
-        start_due(serve, now_ns);
-    }
-    struct pollfd fds[] = {
-        {.fd = serve->signal_fd, .events = POLLIN},
-        {.fd = serve->ready_fd, .events = POLLIN},
-        {.fd = serve->worker.pidfd, .events = POLLIN},
-        {.fd = serve->frontend.pidfd, .events = POLLIN},
-    };
-    if (poll(fds, 4, poll_timeout_ms(serve, now_ns)) < 0) {
-        return; /* interrupted by a stop of the whole process: look again */
-    }
-    now_ns = clock_now_ns();
-    if (fds[0].revents != 0) {
-        on_signals(serve, now_ns);
-    }
-    if (fds[1].revents != 0) {
-        on_ready(serve);
-    }
-    if (fds[2].revents != 0) {
+    if (fds[POLL_WORKER].revents != 0) {
         bool was_good = now_ns - serve->worker.started_ns >= good_worker_life_ns;
         on_end(serve, &serve->worker, was_good, now_ns);
     }
-    if (fds[3].revents != 0) {
+    /* The new one first: it may have become ready just before the old one ended. */
+    if (fds[POLL_NEXT_READY].revents != 0) {
+        serve_reload_on_ready(serve);
+    }
+    if (fds[POLL_NEXT].revents != 0 && serve->next.pidfd == fds[POLL_NEXT].fd) {
+        serve_reload_on_next_end(serve, now_ns);
+    }
+    if (fds[POLL_FRONTEND].revents != 0 && serve->frontend.pidfd == fds[POLL_FRONTEND].fd) {
         on_end(serve, &serve->frontend, serve->frontend_is_ready, now_ns);
     }
-    bool is_ending = serve->phase == PHASE_DRAINING || serve->phase == PHASE_STOPPING;
+    if (fds[POLL_LEAVING].revents != 0) {
+        serve_reload_on_leaving_end(serve, now_ns);
+    }
+    if (serve->phase == SERVE_DRAINING && !has_frontend(serve)) {
+        begin_stop(serve, now_ns);
+    }
+}
+
+static void run_once(struct serve *serve)
+{
+    uint64_t now_ns = clock_now_ns();
+    if (serve->phase == SERVE_RUNNING) {
+        start_due(serve, now_ns);
+    }
+    struct pollfd fds[POLL_COUNT] = {
+        [POLL_SIGNALS] = {.fd = serve->signal_fd, .events = POLLIN},
+        [POLL_READY] = {.fd = serve->ready_fd, .events = POLLIN},
+        [POLL_WORKER] = {.fd = serve->worker.pidfd, .events = POLLIN},
+        [POLL_FRONTEND] = {.fd = serve->frontend.pidfd, .events = POLLIN},
+        [POLL_NEXT_READY] = {.fd = serve->next_ready_fd, .events = POLLIN},
+        [POLL_NEXT] = {.fd = serve->next.pidfd, .events = POLLIN},
+        [POLL_LEAVING] = {.fd = serve->leaving.pidfd, .events = POLLIN},
+        /* one client at a time is asked what it wants */
+        [POLL_CLIENT] = {.fd = serve->asking_fd < 0 ? serve->control_fd : -1, .events = POLLIN},
+        [POLL_REQUEST] = {.fd = serve->asking_fd, .events = POLLIN},
+    };
+    if (poll(fds, POLL_COUNT, poll_timeout_ms(serve, now_ns)) < 0) {
+        return; /* interrupted by a stop of the whole process: look again */
+    }
+    now_ns = clock_now_ns();
+    if (fds[POLL_SIGNALS].revents != 0) {
+        on_signals(serve, now_ns);
+    }
+    if (fds[POLL_READY].revents != 0) {
+        on_ready(serve);
+    }
+    on_children(serve, fds, now_ns);
+    if (fds[POLL_CLIENT].revents != 0) {
+        serve_reload_on_client(serve, now_ns);
+    }
+    if (fds[POLL_REQUEST].revents != 0) {
+        serve_reload_on_request(serve, now_ns);
+    }
+    serve_reload_tick(serve, now_ns);
+    bool is_ending = serve->phase == SERVE_DRAINING || serve->phase == SERVE_STOPPING;
     if (is_ending && now_ns >= serve->deadline_ns) {
         on_deadline(serve, now_ns);
     }
@@ -434,12 +307,18 @@ enum err_code serve_run(const struct options *options, int *out_exit_code, struc
         .lifeline_read_fd = -1,
         .lifeline_write_fd = -1,
         .ready_fd = -1,
+        .next_ready_fd = -1,
+        .control_fd = -1,
+        .asking_fd = -1,
+        .next = {.pidfd = -1},
+        .leaving = {.pidfd = -1},
+        .reload = {.client_fd = -1},
     };
-    enum err_code code = open_all(&serve, err);
-    while (code == ERR_OK && serve.phase != PHASE_DONE) {
+    enum err_code code = serve_open_all(&serve, err);
+    while (code == ERR_OK && serve.phase != SERVE_DONE) {
         run_once(&serve);
     }
     *out_exit_code = serve.exit_code;
-    close_all(&serve);
+    serve_close_all(&serve);
     return code;
 }

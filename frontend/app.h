@@ -28,6 +28,7 @@ struct app {
     uint32_t waiting_count; /* generation requests not yet admitted by the worker */
     uint32_t open_count;    /* generation requests not yet ended */
     bool is_draining;       /* answers close their connections */
+    bool has_successor;     /* draining, but another process accepts connections */
     bool is_broken;         /* the worker serves another checkpoint: nothing may run */
 };
 

@@ -108,6 +108,8 @@ struct engine_status {
     uint64_t worker_attaches;
     struct hello_stats_answer worker; /* its own counters, at most a second old while attached */
     uint64_t worker_heard_ns;         /* when they came; 0 never */
+    const char *misfit; /* why the worker that is there cannot be used, "" where it can or none is;
+                           borrowed as the texts above */
 };
 void engine_get_status(struct engine *engine, struct engine_status *out_status);
 

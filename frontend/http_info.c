@@ -76,7 +76,8 @@ void http_info_ready(struct app *app, struct st_h2o_req_t *request)
 {
     struct engine_status status;
     engine_get_status(app->engine, &status);
-    if (status.is_ready && !app->is_draining && !app->is_broken) {
+    bool is_leaving = app->is_draining && !app->has_successor;
+    if (status.is_ready && !is_leaving && !app->is_broken) {
         struct buf body;
         buf_init(&body);
         buf_append_text(&body, "{\"status\":\"ready\"}");
@@ -84,7 +85,7 @@ void http_info_ready(struct app *app, struct st_h2o_req_t *request)
         return;
     }
     const char *reason = "no worker is attached";
-    if (app->is_draining) {
+    if (is_leaving) {
         reason = "the server is draining";
     } else if (app->is_broken) {
         reason = "the worker serves another checkpoint";

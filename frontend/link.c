@@ -59,6 +59,7 @@ struct link {
     uint64_t pause_ns; /* before the next HELLO, once detached */
     char lost_text[ERR_MESSAGE_BYTES];
     char logged_text[ERR_MESSAGE_BYTES]; /* the last misfit, logged once */
+    bool is_misfit;                      /* and it will not pass by itself */
 };
 
 static void on_pipe(nng_pipe pipe, nng_pipe_ev event, void *argument)
@@ -256,6 +257,7 @@ static void take_fault(struct link *link, const struct hello_fault *fault, uint6
     (void)snprintf(text, sizeof(text), "%.*s", (int)fault->text.byte_count,
                    fault->text.at); /* cut is fine */
     log_misfit(link, text);
+    link->is_misfit = err_is_lasting((enum err_code)fault->code) || fault->code == ERR_PROTOCOL;
     pause_for(link, now_ns, fault->code == ERR_BUSY ? BUSY_PAUSE_NS : MISFIT_PAUSE_NS);
 }
 
@@ -270,6 +272,7 @@ static enum link_change take_answer(struct link *link, const void *bytes, size_t
     enum err_code code = hello_decode(bytes, byte_count, &link->arena, &message, &err);
     if (code != ERR_OK) {
         log_misfit(link, err.message);
+        link->is_misfit = true;
         pause_for(link, now_ns, MISFIT_PAUSE_NS);
         return LINK_CHANGE_NONE;
     }
@@ -307,6 +310,7 @@ static enum link_change step_dialing(struct link *link, uint64_t now_ns)
     if (atomic_load_explicit(&link->pipe_up, memory_order_acquire)) { /* L4: with L3 */
         link->phase = PHASE_ATTACHED;
         link->logged_text[0] = '\0';
+        link->is_misfit = false;
         return LINK_CHANGE_ATTACHED;
     }
     bool is_gone = atomic_load_explicit(&link->pipe_gone, memory_order_acquire); /* L6: with L5 */
@@ -401,6 +405,11 @@ void link_drop(struct link *link, const char *why)
     (void)snprintf(link->lost_text, sizeof(link->lost_text), "%s", why); /* cut is fine */
     link->phase = PHASE_LOST;
     link->pause_ns = MISFIT_PAUSE_NS; /* a worker that did wrong may do so again */
+}
+
+const char *link_misfit_text(const struct link *link)
+{
+    return link->is_misfit ? link->logged_text : "";
 }
 
 const char *link_lost_text(const struct link *link)

@@ -67,6 +67,9 @@ void link_send(struct link *link, const struct plan_message *message);
 /* End an attached session for a reason of ours: LOST at the next link_poll. */
 void link_drop(struct link *link, const char *why);
 
+/* Why the worker that is there cannot be used, "" where it can or none is; a busy one can. */
+const char *link_misfit_text(const struct link *link);
+
 const char *link_lost_text(const struct link *link);
 
 /* After LOST, when nobody uses the segment any more: unmaps, searches again. */

@@ -15,6 +15,7 @@
 #include "common/checkpoint.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/run_path.h"
 #include "frontend/app.h"
 #include "frontend/chat_render.h"
 #include "frontend/engine.h"
@@ -35,6 +36,7 @@ enum {
 /* Everything main owns, in the order of construction. */
 struct process {
     struct options options;
+    char run_dir[RUN_PATH_BYTES]; /* the default */
     struct checkpoint_info checkpoint;
     char *model_name;
     struct tokenizer *tokenizer;
@@ -157,7 +159,9 @@ static void on_signal(void *owner, int fd)
     struct signalfd_siginfo info;
     while (read(fd, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         log_info("main", "signal", "number=%u", info.ssi_signo);
-        if (process->app.is_draining) {
+        if (info.ssi_signo == SIGUSR1) {
+            server_hand_over(process->server);
+        } else if (process->app.is_draining && !process->app.has_successor) {
             server_hurry(process->server); /* asked twice */
         } else {
             server_drain(process->server);
@@ -185,6 +189,7 @@ static enum err_code block_signals(int *out_fd, struct err *err)
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
     int status = pthread_sigmask(SIG_BLOCK, &set, NULL);
     if (status) {
         return err_errno(err, status, "blocking signals");
@@ -270,7 +275,8 @@ static enum err_code construct(struct process *process, char **environment, stru
         process->lifeline =
             loop_watch_create(app->loop, (int)options->lifeline_fd, on_lifeline, process);
     }
-    process->ready = ready_create(app, options->ready_fd > 0 ? (int)options->ready_fd : -1);
+    process->ready =
+        ready_create(app, process->server, options->ready_fd > 0 ? (int)options->ready_fd : -1);
     return ERR_OK;
 }
 
@@ -305,9 +311,12 @@ static enum err_code run(struct process *process, char **environment, struct err
     return code;
 }
 
-static int fail(const struct err *err)
+static int fail(const struct options *options, const struct err *err)
 {
     (void)fprintf(stderr, "bezel-frontend: %s\n", err->message);
+    if (options->successor && options->ready_fd > 0) {
+        (void)dprintf((int)options->ready_fd, "!%s", err->message); /* the launcher may be gone */
+    }
     return err_is_lasting(err->code) ? EXIT_CAN_NEVER_WORK : EXIT_MAY_WORK_LATER;
 }
 
@@ -320,9 +329,10 @@ int main(int argc, char **argv, char **environment)
     process->listen_fd = -1;
     enum err_code code = options_parse(argc, argv, &process->options, &store, &wants_help, &err);
     if (code) {
+        int status = fail(&process->options, &err);
         mem_free(process);
         opt_store_fini(&store);
-        return fail(&err);
+        return status;
     }
     if (wants_help) {
         struct buf help;
@@ -335,8 +345,12 @@ int main(int argc, char **argv, char **environment)
         return EXIT_SUCCESS;
     }
     log_init("bezel-frontend", (enum log_level)process->options.log_level);
+    run_path_default(process->run_dir);
+    if (!process->options.run_dir) {
+        process->options.run_dir = process->run_dir;
+    }
     code = run(process, environment, &err);
-    int status = code ? fail(&err) : EXIT_SUCCESS;
+    int status = code ? fail(&process->options, &err) : EXIT_SUCCESS;
     take_down(process);
     mem_free(process);
     opt_store_fini(&store);

@@ -3,11 +3,13 @@
 #include <inttypes.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "frontend/app.h"
 #include "frontend/engine.h"
 #include "frontend/loop.h"
+#include "frontend/server.h"
 
 enum {
     EAGER_TICK_MS = 10, /* until first ready: a restart is over within 150 ms */
@@ -15,8 +17,13 @@ enum {
     QUOTED_BYTES = 512,
 };
 
+/* A worker that is there answers within this. */
+#define PATIENCE_NS (500 * CLOCK_NS_PER_MS)
+
 struct ready {
-    struct app *app;                /* borrowed */
+    struct app *app;       /* borrowed */
+    struct server *server; /* borrowed */
+    uint64_t start_ns;
     struct loop_timer *eager_timer; /* owned; null once ready */
     struct loop_timer *calm_timer;  /* owned */
     int ready_fd;
@@ -60,13 +67,37 @@ static void announce(struct ready *ready)
     }
 }
 
+static void compare_protocols(struct ready *ready, const struct engine_status *status)
+{
+    if (ready->app->options->successor && status->misfit[0] != '\0' && !ready->error.code) {
+        (void)err_set(&ready->error, ERR_PROTOCOL, "the worker refuses this frontend: %s",
+                      status->misfit); /* kept for ready_check */
+        loop_stop(ready->app->loop);
+    }
+}
+
+static bool may_answer_unready(const struct ready *ready, const struct engine_status *status)
+{
+    bool is_loading =
+        status->welcome.instance_id != 0 && status->welcome.state != HELLO_STATE_READY;
+    return !ready->app->options->successor && (is_loading || status->misfit[0] != '\0' ||
+                                               clock_now_ns() - ready->start_ns > PATIENCE_NS);
+}
+
 static void look(struct ready *ready)
 {
     struct engine_status status;
     engine_get_status(ready->app->engine, &status);
     compare_tokenizers(ready, &status);
-    if (status.is_ready && !ready->app->is_broken && !ready->was_ready) {
+    if (ready->was_ready || ready->app->is_broken) {
+        return;
+    }
+    compare_protocols(ready, &status);
+    if (status.is_ready) {
+        server_open(ready->server);
         announce(ready);
+    } else if (may_answer_unready(ready, &status)) {
+        server_open(ready->server);
     }
 }
 
@@ -88,10 +119,12 @@ static void on_calm_tick(void *owner)
     }
 }
 
-struct ready *ready_create(struct app *app, int ready_fd)
+struct ready *ready_create(struct app *app, struct server *server, int ready_fd)
 {
     struct ready *ready = mem_zalloc(1, sizeof(*ready));
     ready->app = app;
+    ready->server = server;
+    ready->start_ns = clock_now_ns();
     ready->ready_fd = ready_fd;
     ready->eager_timer = loop_timer_create(app->loop, EAGER_TICK_MS, on_eager_tick, ready);
     ready->calm_timer = loop_timer_create(app->loop, CALM_TICK_MS, on_calm_tick, ready);

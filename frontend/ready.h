@@ -1,4 +1,5 @@
-/* Watches for the moment the worker answers, and that it serves the same checkpoint.
+/* Watches for the moment the worker answers, and that it serves the same checkpoint; lets the server
+ * accept then.
  *
  * Loop thread only. */
 #ifndef FRONTEND_READY_H
@@ -8,14 +9,21 @@
 
 struct app;
 struct ready;
+struct server;
 
 /* ready_fd: a byte is written to it and it is closed when the worker first answers; -1 none.
+ *
+ * The server begins to accept when ready.  It does so before, to answer 503, where a worker is there
+ * and loads, cannot be used, or is not there half a second after the start; but a --successor waits,
+ * and stops the loop when it meets a worker that it cannot use.
+ *
  * Every attached worker's tokenizer hash is compared with the frontend's; where they differ the
  * loop is stopped and ready_check names both. */
-struct ready *ready_create(struct app *app, int ready_fd);
+struct ready *ready_create(struct app *app, struct server *server, int ready_fd);
 void ready_destroy(struct ready *ready);
 
-/* ERR_CONFIG once a worker of another checkpoint was met. */
+/* ERR_CONFIG once a worker of another checkpoint was met; ERR_PROTOCOL where a --successor met one that
+ * refused it. */
 ERR_NODISCARD enum err_code ready_check(const struct ready *ready, struct err *err);
 
 #endif

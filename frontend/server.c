@@ -45,7 +45,8 @@ struct server {
     h2o_context_t context;
     h2o_accept_ctx_t accept;
     h2o_socket_t *listener; /* owned; null once draining */
-    bool is_paused;         /* not accepting: too many connections or descriptors */
+    bool is_open;
+    bool is_paused; /* not accepting: too many connections or descriptors */
     struct loop_timer *tick;
     struct loop_timer *drain_tick;
     uint64_t drain_deadline_ns;
@@ -185,7 +186,7 @@ static void pause_accepting(struct server *server, const char *reason)
 
 static void resume_accepting(struct server *server)
 {
-    if (server->is_paused && server->listener) {
+    if (server->is_paused && server->listener) { /* it was open, then */
         server->is_paused = false;
         h2o_socket_read_start(server->listener, on_accept);
     }
@@ -220,6 +221,17 @@ static void on_accept(h2o_socket_t *listener, const char *err)
     }
 }
 
+/* Nothing runs, and no client can be about to send on a connection that would be closed. */
+static bool is_drained(const struct server *server, uint64_t now_ns)
+{
+    if (http_calls_count(server->calls) > 0) {
+        return false;
+    }
+    bool keeps_idle = server->app->has_successor && !server->was_cancelled;
+    return http_conns_count(server->app->conns) == 0 ||
+           (!keeps_idle && now_ns - server->idle_since_ns > DRAIN_GRACE_MS * CLOCK_NS_PER_MS);
+}
+
 static void end_when_drained(struct server *server, uint64_t now_ns)
 {
     bool is_idle = http_calls_count(server->calls) == 0;
@@ -228,10 +240,10 @@ static void end_when_drained(struct server *server, uint64_t now_ns)
     } else if (server->idle_since_ns == 0) {
         server->idle_since_ns = now_ns;
     }
-    bool is_over = is_idle && (http_conns_count(server->app->conns) == 0 ||
-                               now_ns - server->idle_since_ns > DRAIN_GRACE_MS * CLOCK_NS_PER_MS);
+    bool is_over = is_drained(server, now_ns);
     if (!is_over && now_ns > server->drain_deadline_ns && !server->was_cancelled) {
-        log_warn("server", "drain_timeout", "open_requests=%u", server->app->open_count);
+        log_warn("server", "drain_timeout", "open_requests=%u connections=%u",
+                 server->app->open_count, http_conns_count(server->app->conns));
         server->was_cancelled = true;
         server->drain_deadline_ns = now_ns + DRAIN_CANCEL_MS * CLOCK_NS_PER_MS;
         http_calls_cancel_all(server->calls);
@@ -328,11 +340,18 @@ enum err_code server_create(struct app *app, int listen_fd, struct server **out_
     server->listener =
         h2o_evloop_socket_create(loop_h2o(app->loop), listen_fd, H2O_SOCKET_FLAG_DONT_READ);
     server->listener->data = server;
-    h2o_socket_read_start(server->listener, on_accept);
     http_conns_set_room(conns, on_room, server);
     server->tick = loop_timer_create(app->loop, TICK_MS, on_tick, server);
     *out_server = server;
     return ERR_OK;
+}
+
+void server_open(struct server *server)
+{
+    if (server->listener && !server->is_open) {
+        server->is_open = true;
+        h2o_socket_read_start(server->listener, on_accept);
+    }
 }
 
 static void close_listener(struct server *server)
@@ -344,19 +363,37 @@ static void close_listener(struct server *server)
     }
 }
 
-void server_drain(struct server *server)
+static void drain(struct server *server, bool has_successor)
 {
-    uint64_t now_ns = clock_now_ns();
-    if (server->app->is_draining) {
+    struct app *app = server->app;
+    bool was_draining = app->is_draining;
+    if (was_draining && app->has_successor == has_successor) {
         return;
     }
-    server->app->is_draining = true;
-    server->drain_deadline_ns = now_ns + server->app->options->drain_timeout_s * CLOCK_NS_PER_SEC;
-    log_info("server", "draining", "open_requests=%u timeout_s=%u", server->app->open_count,
-             server->app->options->drain_timeout_s);
+    app->is_draining = true;
+    app->has_successor = has_successor;
+    server->drain_deadline_ns = clock_now_ns() + app->options->drain_timeout_s * CLOCK_NS_PER_SEC;
+    log_info("server", has_successor ? "handing_over" : "draining",
+             "open_requests=%u connections=%u timeout_s=%u", app->open_count,
+             http_conns_count(app->conns), app->options->drain_timeout_s);
+    if (was_draining) {
+        return;
+    }
     close_listener(server);
     h2o_context_request_shutdown(&server->context);
     server->drain_tick = loop_timer_create(server->app->loop, DRAIN_TICK_MS, on_drain_tick, server);
+}
+
+void server_drain(struct server *server)
+{
+    drain(server, false);
+}
+
+void server_hand_over(struct server *server)
+{
+    if (!server->app->is_draining) {
+        drain(server, true);
+    }
 }
 
 void server_hurry(struct server *server)

@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/num.h"
+#include "common/run_path.h"
 #include "worker/control.h"
 #include "worker/executor.h"
 #include "worker/forward.h"
@@ -41,7 +42,7 @@ struct worker {
     struct opt_store store;
     struct inject inject;
     struct run_dir run_dir;
-    char run_dir_path[RUN_DIR_PATH_BYTES];
+    char run_dir_path[RUN_PATH_BYTES];
     char model_id[NAME_BYTES];
     uint64_t instance_id;
     struct link *link;
@@ -115,7 +116,7 @@ static enum err_code start_control(struct worker *worker, struct err *err)
         .model_id = text_of(worker->model_id),
         .backend = text_of(worker->loaded.backend),
     };
-    (void)snprintf(worker->run_dir_path, sizeof(worker->run_dir_path), "/tmp/bezel-%u", geteuid());
+    run_path_default(worker->run_dir_path);
     const char *path = options->run_dir == NULL ? worker->run_dir_path : options->run_dir;
     enum err_code code = run_dir_open(&worker->run_dir, path, err);
     code = code == ERR_OK ? link_open(worker->run_dir.path, &worker->link, err) : code;

@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 #include "common/err.h"
+#include "common/run_path.h"
 
-/* A Unix socket address holds 107 bytes; the longest name in here is plan-<20 digits>.ipc. */
-#define RUN_DIR_PATH_BYTES 80
+#define RUN_DIR_PATH_BYTES RUN_PATH_BYTES
 
 struct run_dir {
     char path[RUN_DIR_PATH_BYTES];

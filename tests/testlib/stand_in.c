@@ -2,7 +2,9 @@
  *
  * Reads commands, one a line, from MODEL_DIR/<name>.script and reports what happens to it as lines
  * in the pipe MODEL_DIR/events.  Commands: ready, ignore-term, answer (accept one connection and
- * write this process's id), exit N.  After the last it waits for SIGTERM or the lifeline. */
+ * write this process's id), say TEXT (why it fails, where it reports that it is ready), linger (go on
+ * after being told to hand over), exit N.  After the last it waits for SIGTERM, SIGUSR1 (hand over) or
+ * the lifeline. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -26,7 +28,8 @@ struct stand_in {
     int events_fd;
     int lifeline_fd;
     int ready_fd;
-    int term_fd;
+    int term_fd; /* SIGTERM and SIGUSR1 */
+    bool lingers;
 };
 
 /* One write per line, so that two programs do not mix. */
@@ -104,6 +107,12 @@ static void run_command(struct stand_in *self, const char *command)
         self->term_fd = -1;
     } else if (strcmp(command, "answer") == 0) {
         answer(self);
+    } else if (strcmp(command, "linger") == 0) {
+        self->lingers = true;
+    } else if (strncmp(command, "say ", 4) == 0) {
+        if (dprintf(self->ready_fd, "!%s", command + 4) < 0) {
+            _exit(93);
+        }
     } else if (strncmp(command, "exit ", 5) == 0) {
         _exit((int)strtol(command + 5, NULL, 10));
     } else {
@@ -134,6 +143,7 @@ int main(int argc, char **argv)
     sigset_t term;
     (void)sigemptyset(&term);
     (void)sigaddset(&term, SIGTERM);
+    (void)sigaddset(&term, SIGUSR1);
     (void)sigprocmask(SIG_BLOCK, &term, NULL);
     self.lifeline_fd = number_option(argc, argv, "--lifeline-fd");
     self.ready_fd = number_option(argc, argv, "--ready-fd");
@@ -147,8 +157,17 @@ int main(int argc, char **argv)
     run_script(&self);
     struct pollfd fds[] = {{.fd = self.term_fd, .events = POLLIN},
                            {.fd = self.lifeline_fd, .events = POLLIN}};
-    while (poll(fds, 2, -1) < 0 && errno == EINTR) {
-    }
-    report(&self, fds[1].revents != 0 ? "lifeline" : "term");
+    struct signalfd_siginfo info = {0};
+    do {
+        while (poll(fds, 2, -1) < 0 && errno == EINTR) {
+        }
+        if (fds[0].revents != 0 && read(self.term_fd, &info, sizeof(info)) != sizeof(info)) {
+            return 92;
+        }
+        report(&self, "%s",
+               fds[1].revents != 0         ? "lifeline"
+               : info.ssi_signo == SIGUSR1 ? "hand-over"
+                                           : "term");
+    } while (self.lingers && fds[1].revents == 0 && info.ssi_signo == SIGUSR1);
     return 0;
 }
