@@ -179,6 +179,7 @@ enum err_code api_plan_build(const struct api_request *request,
         fill_sampling(request, &checkpoint->sampling, admit);
         admit->logit_bias =
             (struct wire_bias_array){request->logit_bias, request->logit_bias_count};
+        admit->cache_salt = request->cache_salt;
         admit->suppress_ids =
             (struct wire_u32_array){checkpoint->suppress_ids, checkpoint->suppress_count};
     }

@@ -57,6 +57,7 @@ struct api_request {
     uint32_t stop_count;
     uint32_t stop_ids[PLAN_MAX_STOP_IDS];
     uint32_t stop_id_count;
+    uint64_t cache_salt;          /* a hash of it; 0: none was given */
     struct wire_bias *logit_bias; /* owned; [logit_bias_count], ids not checked */
     uint32_t logit_bias_count;
     bool include_usage;

@@ -8,6 +8,7 @@
 
 #include "common/json.h"
 #include "common/mem.h"
+#include "common/sha256.h"
 
 enum field_kind {
     FIELD_KIND_F32,
@@ -179,6 +180,32 @@ enum err_code api_request_read_text(const struct json_t *body, const char *name,
         return api_request_wrong_kind(value, name, "a string", error);
     }
     out_text->at = json_text(value, &out_text->byte_count);
+    return ERR_OK;
+}
+
+/* Requests reuse each other's prefixes only where their salts are the same; nobody can find another
+ * text with the same hash, so 64 bits of it will do. */
+enum err_code api_request_read_salt(const struct json_t *body, struct api_request *request,
+                                    struct api_error *error)
+{
+    struct api_text salt = {NULL, 0};
+    char hex[SHA256_HEX_BYTES];
+    struct err err;
+    enum err_code code = api_request_read_text(body, "cache_salt", &salt, error);
+    if (code || !salt.at) {
+        return code;
+    }
+    if (salt.byte_count == 0) {
+        return api_error_set(error, ERR_ARGUMENT, "cache_salt", "cache_salt must not be empty");
+    }
+    if (sha256_hex(salt.at, salt.byte_count, hex, &err)) {
+        return api_error_set(error, err.code, "cache_salt", "%s", err.message);
+    }
+    for (uint32_t i = 0; i < 16; i++) {
+        uint64_t digit = hex[i] <= '9' ? (uint64_t)(hex[i] - '0') : (uint64_t)(hex[i] - 'a' + 10);
+        request->cache_salt = request->cache_salt << 4 | digit;
+    }
+    request->cache_salt |= request->cache_salt == 0; /* 0 is no salt */
     return ERR_OK;
 }
 

@@ -22,6 +22,9 @@ ERR_NODISCARD enum err_code api_request_read_text(const struct json_t *body, con
 ERR_NODISCARD enum err_code api_request_read_fields(const struct json_t *body,
                                                     struct api_request *request,
                                                     struct api_error *error);
+ERR_NODISCARD enum err_code api_request_read_salt(const struct json_t *body,
+                                                  struct api_request *request,
+                                                  struct api_error *error);
 ERR_NODISCARD enum err_code api_request_read_stop(const struct json_t *body,
                                                   struct api_request *request,
                                                   struct api_error *error);

@@ -59,6 +59,7 @@ struct drive *drive_create(const struct drive_model *model, const struct drive_o
     const struct session_limits session_limits = {
         .slots = options->sequences != 0 ? options->sequences : options->limits.slots,
         .ring_records = 4096,
+        .keeps_prefixes = options->keeps_prefixes,
     };
     rig_init(&drive->rig, &drive->runner.super, false, &session_limits, options->inject);
     rig_open(&drive->rig, &drive->session, NULL);
@@ -72,7 +73,7 @@ void drive_destroy(struct drive *drive)
     rig_advance(&drive->rig);
     session_core_stats(drive->rig.core, &stats);
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
-        test_eq_u64(stats.pages_free[f], drive->options.limits.pages[f]);
+        test_eq_u64(stats.pages_free[f] + stats.pages_cached[f], drive->options.limits.pages[f]);
     }
     rig_close(&drive->session);
     rig_fini(&drive->rig);
@@ -189,6 +190,9 @@ static void read_record(struct drive *drive, const struct result_record *record)
         seq->digest = fold(seq->digest, &record->as.logprobs, sizeof(record->as.logprobs));
     } else if (kind == RESULT_ADMITTED) {
         seq->is_admitted = true;
+        seq->reused = record->as.admitted.reused_tokens;
+        seq->launched = seq->reused;
+        seq->committed = seq->reused;
     } else if (kind == RESULT_FINISHED) {
         seq->is_over = true;
         seq->finish = record->as.finished.reason;

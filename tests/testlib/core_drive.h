@@ -32,6 +32,7 @@ struct drive_options {
     uint32_t sequences;          /* alive at once; 0: as many as the runner has slots */
     bool is_pinned;              /* prompt segments alone in a STEP, cut at multiples of 256 tokens:
                                     a row's shapes depend on the request alone */
+    bool keeps_prefixes;         /* with a prefix cache */
     bool checks_local_pages;     /* never more resident than a window, a page and what is ahead */
 };
 
@@ -40,6 +41,7 @@ struct drive_seq {
     uint32_t tokens[DRIVE_MAX_TOKENS]; /* output only */
     uint32_t token_count;
     uint64_t digest; /* of tokens and their logprobs, every bit */
+    uint32_t reused; /* prompt tokens that were there when it was admitted */
     uint32_t finish; /* enum result_finish; 0 while it runs, after a failure, and once dropped */
     uint32_t launched;
     uint32_t committed;

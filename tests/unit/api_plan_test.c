@@ -173,6 +173,25 @@ static void test_bos_is_never_there_twice(void)
     tok_ids_fini(&ids);
 }
 
+static uint64_t salt_of(const char *body)
+{
+    struct built built;
+    build(&built, body, good, 3);
+    test_true(built.code == ERR_OK);
+    uint64_t salt = built.plan.admit.cache_salt;
+    release(&built);
+    return salt;
+}
+
+static void test_a_salt_is_told_by_its_hash(void)
+{
+    test_eq_u64(salt_of("{\"prompt\":\"x\"}"), 0);
+    test_eq_u64(salt_of("{\"prompt\":\"x\",\"cache_salt\":null}"), 0);
+    /* The first 16 digits of sha256sum. */
+    test_eq_u64(salt_of("{\"prompt\":\"x\",\"cache_salt\":\"a\"}"), 0xca978112ca1bbdcaULL);
+    test_eq_u64(salt_of("{\"prompt\":\"x\",\"cache_salt\":\"b\"}"), 0x3e23e8160039594aULL);
+}
+
 static const struct test_case cases[] = {
     TEST(test_defaults_come_from_the_checkpoint),
     TEST(test_output_beyond_the_pools_is_asked_for_and_a_long_prompt_is_left_to_the_gate),
@@ -180,6 +199,7 @@ static const struct test_case cases[] = {
     TEST(test_ignore_eos_keeps_own_stop_ids),
     TEST(test_refusals),
     TEST(test_bos_is_never_there_twice),
+    TEST(test_a_salt_is_told_by_its_hash),
 };
 
 int main(int argc, char **argv)
