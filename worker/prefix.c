@@ -187,12 +187,12 @@ static void remove_end(const struct prefix *prefix, uint32_t at)
     }
 }
 
-static void gain_child(const struct prefix *prefix, uint32_t parent)
+/* A new end behind parent.  Protection comes before it goes, so that pages which have it before and
+ * after keep their places in line. */
+static void gain_child(const struct prefix *prefix, uint32_t parent, uint32_t child)
 {
-    if (parent == PREFIX_NO_NODE) {
-        return;
-    }
-    uint32_t count = ++prefix->nodes[parent].child_count;
+    add_end(prefix, child);
+    uint32_t count = parent == PREFIX_NO_NODE ? 0 : ++prefix->nodes[parent].child_count;
     if (count == 1) {
         remove_end(prefix, parent);
     } else if (count == 2) {
@@ -200,15 +200,14 @@ static void gain_child(const struct prefix *prefix, uint32_t parent)
     }
 }
 
-static void lose_child(const struct prefix *prefix, uint32_t parent)
+static void lose_child(const struct prefix *prefix, uint32_t parent, uint32_t child)
 {
-    if (parent == PREFIX_NO_NODE) {
-        return;
-    }
-    uint32_t count = --prefix->nodes[parent].child_count;
+    uint32_t count = parent == PREFIX_NO_NODE ? UINT32_MAX : --prefix->nodes[parent].child_count;
     if (count == 0) {
         add_end(prefix, parent);
-    } else if (count == 1) {
+    }
+    remove_end(prefix, child);
+    if (count == 1) {
         remove_end(prefix, parent);
     }
 }
@@ -262,9 +261,7 @@ uint32_t prefix_add(struct prefix *prefix, const struct prefix_page *page)
     *bucket = at;
     pool_cache(global_pool(prefix), at, POOL_RANK_FIRST);
     prefix->stats.cached_pages[RUNNER_FAMILY_GLOBAL]++;
-    /* Its own end first: pages that stay in some last window shall not change their rank between. */
-    add_end(prefix, at);
-    gain_child(prefix, page->parent);
+    gain_child(prefix, page->parent, at);
     attach_local(prefix, at, page->local_page);
     return at;
 }
@@ -284,8 +281,7 @@ static void forget(struct prefix *prefix, uint32_t at)
         detach_local(prefix, node);
         pool_uncache(local_pool(prefix), local_page);
     }
-    lose_child(prefix, node->parent);
-    remove_end(prefix, at);
+    lose_child(prefix, node->parent, at);
     node->is_used = false;
     prefix->stats.cached_pages[RUNNER_FAMILY_GLOBAL]--;
 }

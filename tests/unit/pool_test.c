@@ -153,6 +153,100 @@ static void test_random_grants_and_returns_balance(void)
     pool_fini(&pool);
 }
 
+/* Pages 0 .. count - 1, held and cached. */
+static void hold_cached(struct pool *pool, uint32_t count)
+{
+    test_true(pool_try_reserve(pool, count));
+    pool_commit(pool, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        pool_cache(pool, i, i % 2 == 0 ? POOL_RANK_LAST : POOL_RANK_FIRST);
+    }
+}
+
+static void test_idle_pages_are_taken_after_free_ones_in_their_order(void)
+{
+    static const uint32_t order[] = {6, 7, 3, 1, 0, 4, 2};
+    struct pool pool;
+    setup(&pool);
+    hold_cached(&pool, 6);
+    test_eq_u64(pool_available(&pool), 2);
+    (void)pool_release(&pool, 3, 0);
+    (void)pool_release(&pool, 4, 0);
+    (void)pool_release(&pool, 1, 0);
+    (void)pool_release(&pool, 2, 0);
+    (void)pool_release(&pool, 0, 0);
+    pool_set_rank(&pool, 0, POOL_RANK_FIRST);
+    pool_set_rank(&pool, 0, POOL_RANK_LAST); /* to the front of it */
+    check(&pool);
+    test_eq_u64(pool.free_count, 2);
+    test_eq_u64(pool.idle_count, 5);
+    test_eq_u64(pool_available(&pool), 7);
+    test_true(pool_try_reserve(&pool, 1));
+    test_true(pool_try_reserve(&pool, 4));
+    test_true(!pool_try_reserve(&pool, 3));
+    test_true(pool_try_reserve(&pool, 2));
+    for (uint32_t i = 0; i < 7; i++) {
+        test_eq_u64(pool_reserved_page(&pool, i), order[i]);
+    }
+    pool_rollback(&pool);
+    check(&pool);
+    test_eq_u64(pool_available(&pool), 7);
+    test_true(pool_try_reserve(&pool, 4));
+    pool_commit(&pool, 0);
+    check(&pool);
+    test_true(!pool.pages[3].is_cached && !pool.pages[1].is_cached && pool.pages[0].is_cached);
+    test_eq_u64(pool_available(&pool), 3);
+    pool_fini(&pool);
+}
+
+static void test_an_idle_page_is_shared_again_or_given_up(void)
+{
+    struct pool pool;
+    setup(&pool);
+    hold_cached(&pool, 2);
+    (void)pool_release(&pool, 0, 0);
+    (void)pool_release(&pool, 1, 0);
+    test_eq_u64(pool.idle_count, 2);
+    test_true(pool_share(&pool, 0, 1));
+    test_eq_u64(pool.idle_count, 1);
+    pool_uncache(&pool, 1);
+    test_eq_u64(pool.idle_count, 0);
+    test_eq_u64(pool.free_count, 7);
+    pool_uncache(&pool, 0); /* its holder keeps it */
+    check(&pool);
+    (void)pool_release(&pool, 0, 1);
+    test_eq_u64(pool.free_count, 8);
+    check(&pool);
+    pool_fini(&pool);
+}
+
+static void test_lanes_count_pages_once_or_for_each_holder(void)
+{
+    for (uint32_t each = 0; each < 2; each++) {
+        struct pool pool;
+        setup(&pool);
+        pool.counts_holders = each != 0;
+        hold_cached(&pool, 2);
+        test_eq_u64(pool.lane_pages[0], 2);
+        test_eq_u64(pool_share(&pool, 0, 0), each);
+        test_true(pool_share(&pool, 0, 1));
+        test_true(!pool_share(&pool, 0, POOL_NO_LANE));
+        test_eq_u64(pool.lane_pages[0], 2 + each);
+        test_eq_u64(pool.lane_pages[1], 1);
+        check(&pool);
+        test_eq_u64(pool_release(&pool, 0, 0), each);
+        pool_leave_lane(&pool, 0, 0);
+        test_eq_u64(pool.lane_pages[0], 1);
+        test_true(!pool_release(&pool, 0, POOL_NO_LANE));
+        test_true(!pool_release(&pool, 0, POOL_NO_LANE)); /* that left its lane */
+        test_eq_u64(pool.idle_count, 0);
+        test_true(pool_release(&pool, 0, 1));
+        test_eq_u64(pool.idle_count, 1);
+        check(&pool);
+        pool_fini(&pool);
+    }
+}
+
 static void test_a_pool_has_pages(void)
 {
     struct pool pool;
@@ -169,6 +263,9 @@ static const struct test_case cases[] = {
     TEST(test_a_granted_page_forgets_who_wrote_it),
     TEST(test_check_finds_a_page_twice_on_the_list),
     TEST(test_random_grants_and_returns_balance),
+    TEST(test_idle_pages_are_taken_after_free_ones_in_their_order),
+    TEST(test_an_idle_page_is_shared_again_or_given_up),
+    TEST(test_lanes_count_pages_once_or_for_each_holder),
     TEST(test_a_pool_has_pages),
 };
 
