@@ -12,7 +12,7 @@ from pathlib import Path
 PROJECT_HEADERS = {
     "common": ("common/",),
     "proto": ("common/", "proto/"),
-    "kernels": ("common/err.h", "common/num.h", "kernels/"),
+    "kernels": ("common/clock.h", "common/err.h", "common/num.h", "kernels/"),
     "frontend": ("common/", "proto/", "frontend/"),
     "worker": ("common/", "proto/", "kernels/", "worker/"),
     "deploy": ("common/", "deploy/"),
