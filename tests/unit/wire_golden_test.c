@@ -90,7 +90,7 @@ static void render_record(struct buf *out)
     record.epoch = 1;
     record.msg_seq = 2;
     record.as.step_done = (struct result_step_done){
-        .figures = {3, 4, 5},
+        .figures = {.applied = 3, .local_quota_left_pages = 4, .global_quota_left_pages = 5},
         .device_ns = 6,
         .row_count = 7,
         .token_count = 8,
