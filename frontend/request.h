@@ -17,7 +17,8 @@
  *   DECODE     launched >= prompt; decode rows are planned ahead of their results
  *   PREEMPTED  left out of plans; its outstanding rows still bring tokens.  After the answer of the
  *              last STEP naming it RELEASE is sent and it is QUEUED again, its output behind its
- *              prompt: admit.output_start stays where the output begins
+ *              prompt: admit.output_start stays where the output begins.  (ADMITTING goes back the
+ *              same way when the worker's last slot went to another frontend meanwhile.)
  *   ENDED      the owner has had its last event; pages are the worker's until RELEASE, which waits
  *              for the answer of the last STEP naming the sequence
  *   GONE       unknown to the worker; whoever holds the request destroys it
@@ -145,7 +146,7 @@ enum req_state req_next(enum req_state state, enum req_event event);
 /* Keep an output token, in case it has to be computed from again. */
 void req_push_output(struct req *req, uint32_t token);
 
-/* PREEMPTED to QUEUED: the output so far becomes part of the prompt, the mirror is empty. */
+/* PREEMPTED or ADMITTING to QUEUED: the output so far becomes part of the prompt, the mirror is empty. */
 void req_requeue(struct req *req);
 
 /* The owner waits for events still. */

@@ -122,6 +122,14 @@ static void vacate(struct sched *sched, struct req *req)
     req_list_remove(&sched->running, req);
 }
 
+void sched_requeue(struct sched *sched, struct req *req)
+{
+    vacate(sched, req);
+    sched->live_running--;
+    req_requeue(req);
+    queue_return(&sched->queue, req);
+}
+
 void sched_forget(struct sched *sched, struct req *req)
 {
     assert(req->state == REQ_STATE_GONE);
@@ -143,10 +151,7 @@ void sched_leave(struct sched *sched, struct req *req, uint64_t now_ns)
     uint64_t msg_seq = sched_send(sched, &message, now_ns);
     if (req->state == REQ_STATE_PREEMPTED) {
         sched->session.release_seq = msg_seq;
-        vacate(sched, req);
-        sched->live_running--;
-        req_requeue(req);
-        queue_return(&sched->queue, req);
+        sched_requeue(sched, req);
         return;
     }
     req_step(req, REQ_EVENT_RELEASE);

@@ -357,8 +357,9 @@ static enum err_code on_step_refused(struct sched *sched, const struct result_re
     const struct sched_step *step = &session->steps[session->step_head];
     if (step->is_rolled_back) {
         /* a STEP sent since then names the first refusal; a later one of its own kind (bytes that
-         * did not decode) is to be named too */
+         * did not decode) is to be named too, and those STEPs are refused for not naming it */
         if (record->as.refused.code != ERR_AFTER_REFUSAL) {
+            roll_back(sched);
             session->last_refusal_seq = record->msg_seq;
             session->after_seq = record->msg_seq;
         }
@@ -419,6 +420,11 @@ static enum err_code on_refused(struct sched *sched, const struct result_record 
     }
     if (req->state != REQ_STATE_ADMITTING) {
         return broken_order("REFUSED after ADMITTED", record, err);
+    }
+    if (record->as.refused.code == ERR_BUSY) { /* another frontend was faster */
+        session->busy_seq = record->msg_seq;
+        sched_requeue(sched, req);
+        return ERR_OK;
     }
     sched_fail(sched, req, (enum err_code)record->as.refused.code, record->as.refused.text, now_ns);
     req_step(req, REQ_EVENT_LOST);

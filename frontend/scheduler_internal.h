@@ -77,7 +77,8 @@ struct sched_session {
     struct account_need claimed; /* their sum */
 
     uint64_t release_seq;      /* last RELEASE of a preempted sequence; 0 none */
-    uint64_t release_ping_seq; /* PING sent to hear of its effect; 0 none */
+    uint64_t busy_seq;         /* last ADMIT that found no slot; 0 none */
+    uint64_t figures_ping_seq; /* PING sent to hear of the effect of either; 0 none */
     bool has_blocked;          /* the last plan had no page for some row */
 
     struct wire_row *wire_rows; /* owned: [max_step_rows], of the message being sent */
@@ -121,6 +122,9 @@ void sched_finish(struct sched *sched, struct req *req, enum result_finish reaso
 /* After sched_fail, sched_finish or preemption of one that runs: RELEASE as soon as that may be sent;
  * then it is gone, or waits again. */
 void sched_leave(struct sched *sched, struct req *req, uint64_t now_ns);
+
+/* Takes a request that the worker does not know, or was told to forget, back into the queue. */
+void sched_requeue(struct sched *sched, struct req *req);
 
 /* Takes a request that the worker does not know out of the running, and destroys it. */
 void sched_forget(struct sched *sched, struct req *req);

@@ -217,7 +217,8 @@ static struct req *next_to_admit(struct sched *sched, const struct account_need 
 void sched_admit_waiting(struct sched *sched, uint64_t now_ns)
 {
     struct sched_session *session = &sched->session;
-    if (!session->has_figures || sched->queue.waiting.first == NULL) {
+    if (!session->has_figures || sched->queue.waiting.first == NULL ||
+        session->busy_seq > session->figures.applied) {
         return;
     }
     struct account_need spare = spare_pages(sched);
@@ -280,21 +281,24 @@ static void preempt(struct sched *sched, struct req *req, uint64_t now_ns)
     sched_leave(sched, req, now_ns);
 }
 
-/* A RELEASE with nothing behind it is told of only if it changed the figures. */
+/* A RELEASE or a refused ADMIT with nothing behind it is told of only if it changed the figures. */
 static void ask_for_figures(struct sched *sched, uint64_t now_ns)
 {
     struct sched_session *session = &sched->session;
-    if (session->step_count == 0 && session->release_ping_seq < session->release_seq) {
+    uint64_t wanted_seq =
+        session->release_seq > session->busy_seq ? session->release_seq : session->busy_seq;
+    if (session->step_count == 0 && session->figures.applied < wanted_seq &&
+        session->figures_ping_seq < wanted_seq) {
         struct plan_message ping = {.type = PLAN_PING, .as.ping.nonce = now_ns};
-        session->release_ping_seq = sched_send(sched, &ping, now_ns);
+        session->figures_ping_seq = sched_send(sched, &ping, now_ns);
     }
 }
 
 void sched_make_room(struct sched *sched, uint64_t now_ns)
 {
     struct sched_session *session = &sched->session;
+    ask_for_figures(sched, now_ns);
     if (session->release_seq > session->figures.applied) {
-        ask_for_figures(sched, now_ns);
         return;
     }
     struct req *blocked = session->has_blocked ? first_blocked(sched) : NULL;

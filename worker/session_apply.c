@@ -22,9 +22,7 @@ static uint32_t reuse_prefix(struct session *session, struct sequence *seq, uint
                                : sink->most_reused(sink->context, session->owner, msg_seq);
     uint32_t pages[RUNNER_FAMILY_COUNT];
     uint32_t page_count = seq_find_prefix(seq, &core->line.prefix, most_tokens, pages);
-    struct result_figures left = session_figures(session);
-    if (pages[RUNNER_FAMILY_LOCAL] > left.local_quota_left_pages ||
-        pages[RUNNER_FAMILY_GLOBAL] > left.global_quota_left_pages) {
+    if (page_count > 0 && !session_can_pin(session, pages)) {
         page_count = 0;
     }
     if (page_count > 0) {
@@ -100,10 +98,6 @@ static enum err_code apply_admit(struct session *session, uint64_t msg_seq,
     struct session_core *core = session->core;
     if (!session_has_room(session, 1)) {
         return ERR_OK;
-    }
-    bool is_full = core->alive_count >= core->slots;
-    if (is_full && !session->has_own_quota && core->alive_count > session->sequence_count) {
-        return ERR_OK; /* it was sent before the frontend knew of the other session: that one's end */
     }
     struct err why;
     enum err_code code = check_admit(session, admit, &why);

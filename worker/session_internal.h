@@ -91,6 +91,10 @@ uint32_t session_steps_in_flight(const struct session *session);
 /* Grant the younger of two sessions what the elder does not need. */
 void session_settle_shares(struct session_core *core);
 
+/* Whether a reused prefix may take so many pages: they are in the quota, and leave the elder of two
+ * what the STEPs need that were sent before its frontend knew of the other. */
+bool session_can_pin(struct session *session, const uint32_t pages[RUNNER_FAMILY_COUNT]);
+
 /* As last settled; everything for a session alone. */
 struct session_share session_share_of(const struct session *session);
 

@@ -83,6 +83,17 @@ static uint32_t step_pages(const struct session_core *core, uint32_t sequences)
            (num_ceil_div(runner->max_step_tokens, runner->page_tokens) + rows);
 }
 
+/* What the sequences of an elder have and need at least, so that one of them can end and the STEPs on
+ * their way run. */
+static uint64_t least_pages(const struct session *elder, const struct claims *claims,
+                            enum runner_family family)
+{
+    uint32_t steps = step_pages(elder->core, claims->sequences);
+    uint64_t least =
+        (uint64_t)elder->held_pages[family] + num_max(claims->largest_pages[family], steps);
+    return least < claims->owed_pages[family] ? least : claims->owed_pages[family];
+}
+
 static uint32_t pages_of_elder(const struct session *elder, const struct claims *claims,
                                enum runner_family family)
 {
@@ -94,9 +105,7 @@ static uint32_t pages_of_elder(const struct session *elder, const struct claims 
     uint32_t full_request = num_min(full[family], all);
     uint32_t most = all - full_request;
     uint64_t owed = claims->owed_pages[family];
-    uint64_t least = (uint64_t)elder->held_pages[family] +
-                     num_max(claims->largest_pages[family], step_pages(core, claims->sequences));
-    least = least < owed ? least : owed;
+    uint64_t least = least_pages(elder, claims, family);
     uint64_t pages = owed < most ? owed : most;
     pages = pages > least ? pages : least;
     uint32_t clients_still = num_min(full_request, most);
@@ -141,6 +150,28 @@ void session_settle_shares(struct session_core *core)
     }
     uint32_t slots = num_max(num_min(claims.sequences, core->slots), core->slots / 2);
     granted->slots = num_max(granted->slots, core->slots - slots);
+}
+
+bool session_can_pin(struct session *session, const uint32_t pages[RUNNER_FAMILY_COUNT])
+{
+    struct result_figures left = session_figures(session);
+    if (pages[RUNNER_FAMILY_LOCAL] > left.local_quota_left_pages ||
+        pages[RUNNER_FAMILY_GLOBAL] > left.global_quota_left_pages) {
+        return false;
+    }
+    struct session *elder;
+    struct session *younger;
+    if (find_sharing(session->core, &elder, &younger) != 2 || session != elder) {
+        return true;
+    }
+    struct claims claims = claims_of(elder);
+    struct session_share share = session_share_of(elder);
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        if (pages[f] + least_pages(elder, &claims, (enum runner_family)f) > share.pages[f]) {
+            return false;
+        }
+    }
+    return true;
 }
 
 struct session_share session_share_of(const struct session *session)

@@ -69,13 +69,16 @@ struct result_figures session_figures(struct session *session)
 {
     session_settle_shares(session->core);
     struct session_share share = session_share_of(session);
+    const struct session_core *core = session->core;
+    uint32_t slots =
+        num_min(share.slots, session->sequence_count + core->slots - core->alive_count);
     return (struct result_figures){
         .applied = session->applied,
         .local_quota_left_pages =
             quota_left(session, share.pages[RUNNER_FAMILY_LOCAL], RUNNER_FAMILY_LOCAL),
         .global_quota_left_pages =
             quota_left(session, share.pages[RUNNER_FAMILY_GLOBAL], RUNNER_FAMILY_GLOBAL),
-        .slots_withheld = session->core->slots - share.slots,
+        .slots_withheld = core->slots - slots,
     };
 }
 

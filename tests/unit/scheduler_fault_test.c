@@ -233,6 +233,132 @@ static void test_a_worker_that_breaks_the_order_is_noticed(void)
     rig_fini(&rig);
 }
 
+/* What a scheduler without any worker sent. */
+struct sent {
+    uint32_t counts[PLAN_PING + 1];
+    uint64_t last_seq;
+    uint64_t seq_id; /* of the last ADMIT */
+    uint64_t admit_seq;
+    uint64_t after; /* of the last STEP */
+    uint32_t start; /* of its first row */
+};
+
+static void on_send(void *owner, const struct plan_message *message)
+{
+    struct sent *sent = owner;
+    sent->counts[message->type]++;
+    sent->last_seq = message->msg_seq;
+    if (message->type == PLAN_ADMIT) {
+        sent->seq_id = message->as.admit.seq_id;
+        sent->admit_seq = message->msg_seq;
+    } else if (message->type == PLAN_STEP) {
+        sent->after = message->as.step.after;
+        sent->start = message->as.step.rows.at[0].start;
+    }
+}
+
+static void tell(struct sched *sched, const struct result_record *record)
+{
+    struct err err;
+    test_ok(sched_record(sched, record, 2, &err), &err);
+    sched_tick(sched, 2);
+    test_true(sched_check(sched));
+}
+
+/* A second STEP that did not decode: what was sent since the first is refused, and planned again. */
+static void test_two_refusals_behind_each_other(void)
+{
+    struct sent sent = {0};
+    struct sched_options options = rig_sched_options();
+    struct hello_welcome welcome = model_small_limits();
+    options.pipeline_depth = 3;
+    options.max_step_tokens = 16;
+    struct sched *sched = sched_create(&options, on_send, &sent);
+    struct rig_request request;
+    struct engine_request wanted = rig_engine_request(&request, 200, 5, 1);
+    struct result_record record = {.kind = RESULT_PONG, .msg_seq = 1};
+    struct result_figures *figures = &record.as.pong.figures;
+    struct req *req;
+    struct err err;
+    test_ok(sched_attach(sched, &welcome, 1, 1, &err), &err);
+    test_ok(req_create(&wanted, &req, &err), &err);
+    req->request_id = 1;
+    test_ok(sched_submit(sched, req, 1, &err), &err);
+    *figures = (struct result_figures){.applied = 1,
+                                       .local_quota_left_pages = welcome.local_pages,
+                                       .global_quota_left_pages = welcome.global_pages};
+    tell(sched, &record);
+    record = (struct result_record){
+        .kind = RESULT_ADMITTED, .seq_id = sent.seq_id, .msg_seq = sent.admit_seq};
+    record.as.admitted.figures =
+        (struct result_figures){.applied = sent.admit_seq,
+                                .local_quota_left_pages = welcome.local_pages,
+                                .global_quota_left_pages = welcome.global_pages};
+    tell(sched, &record);
+    uint64_t first_step = sent.admit_seq + 1;
+    test_eq_u64(sent.counts[PLAN_STEP], 3);
+    test_eq_u64(sent.last_seq, first_step + 2);
+    record = (struct result_record){
+        .kind = RESULT_REFUSED, .msg_seq = first_step, .as.refused.code = ERR_FORMAT};
+    tell(sched, &record);
+    test_eq_u64(sent.after, first_step);
+    test_eq_u64(sent.start, 0);
+    record.msg_seq = first_step + 1;
+    tell(sched, &record);
+    test_eq_u64(sent.counts[PLAN_STEP], 5);
+    test_eq_u64(sent.after, first_step + 1);
+    test_eq_u64(sent.start, 0);
+    sched_destroy(sched, 2);
+}
+
+/* Two frontends may both send an ADMIT for the last slot. */
+static void test_an_admit_that_finds_no_slot_waits_for_one(void)
+{
+    struct sent sent = {0};
+    struct sched_options options = rig_sched_options();
+    struct hello_welcome welcome = model_small_limits();
+    struct sched *sched = sched_create(&options, on_send, &sent);
+    struct rig_request request;
+    struct engine_request wanted = rig_engine_request(&request, 5, 5, 1);
+    struct result_record record = {.kind = RESULT_PONG, .msg_seq = 1};
+    struct result_figures *figures = &record.as.pong.figures;
+    struct req *req;
+    struct err err;
+    test_ok(sched_attach(sched, &welcome, 1, 1, &err), &err);
+    test_ok(req_create(&wanted, &req, &err), &err);
+    req->request_id = 1;
+    test_ok(sched_submit(sched, req, 1, &err), &err);
+    *figures = (struct result_figures){.applied = 1,
+                                       .local_quota_left_pages = welcome.local_pages,
+                                       .global_quota_left_pages = welcome.global_pages};
+    tell(sched, &record);
+    test_eq_u64(sent.counts[PLAN_ADMIT], 1);
+    /* It does not try again before it knows how things are, and asks. */
+    struct result_record refused = {.kind = RESULT_REFUSED,
+                                    .seq_id = sent.seq_id,
+                                    .msg_seq = sent.admit_seq,
+                                    .as.refused.code = ERR_BUSY};
+    tell(sched, &refused);
+    test_eq_u64(sent.counts[PLAN_ADMIT], 1);
+    test_eq_u64(sent.counts[PLAN_PING], 2);
+    sched_tick(sched, 2);
+    test_eq_u64(sent.counts[PLAN_PING], 2);
+    figures->applied = sent.last_seq;
+    figures->slots_withheld = welcome.slots;
+    tell(sched, &record);
+    test_eq_u64(sent.counts[PLAN_ADMIT], 1);
+    record.kind = RESULT_STATE;
+    figures = &record.as.state.figures;
+    figures->slots_withheld = welcome.slots - 1;
+    tell(sched, &record);
+    test_eq_u64(sent.counts[PLAN_ADMIT], 2);
+    test_eq_u64(request.ended, 0);
+    sched_cancel(sched, 1, 2);
+    test_eq_u64(request.reason, RESULT_FINISH_CANCEL);
+    sched_destroy(sched, 2);
+    test_eq_u64(request.ended, 1);
+}
+
 static void test_a_welcome_that_cannot_be_is_refused(void)
 {
     struct sched_options options = rig_sched_options();
@@ -258,6 +384,8 @@ static const struct test_case cases[] = {
     TEST(test_without_a_worker_waiting_ends_and_submit_says_so),
     TEST(test_a_smaller_worker_fails_what_it_could_never_run),
     TEST(test_a_worker_that_breaks_the_order_is_noticed),
+    TEST(test_two_refusals_behind_each_other),
+    TEST(test_an_admit_that_finds_no_slot_waits_for_one),
     TEST(test_a_welcome_that_cannot_be_is_refused),
 };
 

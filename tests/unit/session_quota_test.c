@@ -143,7 +143,7 @@ static void test_what_was_granted_is_not_taken_back(void)
     for (uint64_t id = 1; id <= 5; id++) {
         admit_full(&bench, &bench.session, id);
     }
-    expect(&younger, 27, 64, 3);
+    expect(&younger, 27, 64, 1); /* the elder has more than its share alive */
     expect(&bench.session, 13, 16, 3);
     struct session_stats stats;
     session_core_stats(bench.rig.core, &stats);
@@ -152,7 +152,7 @@ static void test_what_was_granted_is_not_taken_back(void)
     bench_teardown(&bench);
 }
 
-static void test_admit_waits_for_a_slot_of_the_other(void)
+static void test_admit_without_a_slot_left_is_busy(void)
 {
     struct core_bench bench;
     struct rig_session younger;
@@ -163,22 +163,63 @@ static void test_admit_waits_for_a_slot_of_the_other(void)
     rig_advance(&bench.rig);
     rig_open(&bench.rig, &younger, NULL);
     expect(&younger, 40 - 28, 16, 0);
-    admit_full(&bench, &younger, 1); /* against its figures: it waits, nothing is refused */
+    admit_full(&bench, &younger, 1); /* against its figures; what is behind it does not wait */
+    rig_ping(&younger, 7);
     rig_advance(&bench.rig);
-    test_eq_u64(rig_count(&younger, RESULT_ADMITTED, 1), 0);
-    test_eq_u64(rig_count(&younger, RESULT_REFUSED, 1), 0);
+    test_eq_u64(rig_last(&younger, RESULT_REFUSED, 1)->as.refused.code, ERR_BUSY);
+    test_eq_u64(rig_last(&younger, RESULT_PONG, 0)->as.pong.nonce, 7);
     end_sequence(&bench.session, 4);
-    test_eq_u64(rig_count(&younger, RESULT_ADMITTED, 1), 1);
+    test_eq_u64(rig_last(&younger, RESULT_STATE, 0)->as.state.figures.slots_withheld, 5);
+    admit_full(&bench, &younger, 2);
+    rig_advance(&bench.rig);
+    test_eq_u64(rig_count(&younger, RESULT_ADMITTED, 2), 1);
     test_eq_u64(ask(&younger).slots_withheld, 5);
     /* Its own slots are full without the other: that is refused. */
     rig_close(&bench.session);
-    for (uint64_t id = 2; id <= BENCH_SLOTS + 1; id++) {
+    for (uint64_t id = 3; id <= BENCH_SLOTS + 2; id++) {
         admit_full(&bench, &younger, id);
     }
     rig_advance(&bench.rig);
-    test_eq_u64(rig_count(&younger, RESULT_REFUSED, BENCH_SLOTS + 1), 1);
+    test_eq_u64(rig_count(&younger, RESULT_REFUSED, BENCH_SLOTS + 2), 1);
     rig_close(&younger);
     rig_open(&bench.rig, &bench.session, NULL);
+    bench_teardown(&bench);
+}
+
+/* Admissions that were on their way do not take for a reused prefix what STEPs on theirs were promised. */
+static void test_a_reused_prefix_leaves_steps_their_pages(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    struct runner_limits limits = bench_limits();
+    limits.max_context_tokens = CONTEXT;
+    bench_setup_prefixes(&bench, &limits);
+    uint32_t prompt[200];
+    for (uint32_t i = 0; i < 200; i++) {
+        prompt[i] = i % 80;
+    }
+    struct plan_admit admit = rig_plain_admit(1, prompt, 200, 201);
+    rig_admit(&bench.session, &admit);
+    bench_row(&bench, 1, 0, 128);
+    bench_run(&bench);
+    bench_row(&bench, 1, 128, 72);
+    bench_run(&bench);
+    rig_release(&bench.session, 1);
+    admit = rig_plain_admit(2, bench.prompt, 60, 80);
+    rig_admit(&bench.session, &admit);
+    rig_advance(&bench.rig);
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&bench.session, 13, 16, 3);
+    for (uint64_t id = 3; id <= 5; id++) {
+        admit = rig_plain_admit(id, prompt, 200, 216); /* each would pin 4 local pages */
+        rig_admit(&bench.session, &admit);
+    }
+    bench_row(&bench, 2, 0, 60); /* 4 more */
+    bench_run(&bench);
+    test_eq_u64(rig_count(&bench.session, RESULT_ADMITTED, 0), 5);
+    test_eq_u64(rig_count(&bench.session, RESULT_REFUSED, 0), 0);
+    test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 2), 1);
+    rig_close(&younger);
     bench_teardown(&bench);
 }
 
@@ -256,7 +297,8 @@ static const struct test_case cases[] = {
     TEST(test_elder_is_cut_to_the_pool_less_a_full_request),
     TEST(test_a_held_pool_leaves_one_request_its_end),
     TEST(test_what_was_granted_is_not_taken_back),
-    TEST(test_admit_waits_for_a_slot_of_the_other),
+    TEST(test_admit_without_a_slot_left_is_busy),
+    TEST(test_a_reused_prefix_leaves_steps_their_pages),
     TEST(test_moved_pages_are_told),
     TEST(test_full_ring_stops_its_own_session),
 };
