@@ -5,14 +5,20 @@
 #include "common/num.h"
 #include "tests/sim/device.h"
 
+static bool is_there(const struct front *front)
+{
+    return front->is_wanted || front->sched != NULL || front->session != NULL;
+}
+
 static struct front *any_front(struct sim *sim, struct random *random)
 {
-    return &sim->fronts[random_below(random, sim->front_count)];
+    uint32_t index = random_below(random, WORLD_MAX_FRONTS);
+    return is_there(&sim->fronts[index]) ? &sim->fronts[index] : &sim->fronts[1 - index];
 }
 
 void act_turn(struct sim *sim)
 {
-    for (uint32_t i = 0; i < sim->front_count; i++) {
+    for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
         front_deliver(&sim->fronts[i], UINT32_MAX);
     }
     worker_advance(sim);
@@ -20,8 +26,9 @@ void act_turn(struct sim *sim)
         (void)sim_device_complete(sim->device, 1); /* none may be launched */
         worker_advance(sim);
     }
-    for (uint32_t i = 0; i < sim->front_count; i++) {
+    for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
         front_read(&sim->fronts[i], UINT32_MAX);
+        front_try_leave(&sim->fronts[i]);
     }
 }
 
@@ -29,6 +36,9 @@ static void submit(struct sim *sim, struct random *random)
 {
     uint32_t count = random_one_in(random, 10) ? random_between(random, 1, 12) : 1;
     struct front *front = any_front(sim, random);
+    if (front->is_leaving && !random_one_in(random, 4)) { /* on a connection that it holds */
+        front = &sim->fronts[1 - front->index];
+    }
     while (count-- > 0) {
         client_submit(sim, front, random);
     }
@@ -74,6 +84,9 @@ static void kill_front(struct sim *sim, struct random *random)
     if (front->session != NULL && sim_device_in_flight(sim->device) > 0) {
         report_cover(sim->report, COVER_FRONT_KILLED);
     }
+    if (front->session != NULL && sim->fronts[1 - front->index].session != NULL) {
+        report_cover(sim->report, COVER_HAND_OVER_KILLED);
+    }
     front_kill(front);
     front_deliver(front, random_below(random, 4)); /* what was in the socket already */
     front_drop_sent(front);
@@ -103,19 +116,54 @@ static void attach(struct sim *sim)
     if (sim->core == NULL) {
         worker_start(sim);
     }
-    for (uint32_t i = 0; i < sim->front_count; i++) {
+    for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
         struct front *front = &sim->fronts[i];
         if (front->is_orphan) {
             worker_close_session(front);
         }
-        if (front->sched == NULL) {
+        if (front->sched == NULL && front->is_wanted) {
             front_start(front);
         }
-        if (front->session == NULL) {
+        if (front->sched != NULL && front->session == NULL) {
             worker_open_session(sim, front);
             front_attach(front);
             client_sweep(sim);
         }
+    }
+}
+
+static void submit_many(struct sim *sim, struct front *front, struct random *random)
+{
+    for (uint32_t i = 0; i < sim->world.slots; i++) {
+        client_submit(sim, front, random);
+    }
+    front_tick(front);
+}
+
+/* A second frontend attaches and gets the new requests; the first one finishes what it has. */
+static void hand_over(struct sim *sim, struct random *random)
+{
+    struct front *elder = &sim->fronts[sim->fronts[0].is_wanted ? 0 : 1];
+    struct front *younger = &sim->fronts[1 - elder->index];
+    if (elder->session == NULL || elder->sched == NULL || is_there(younger)) {
+        return;
+    }
+    struct sched_gate gate;
+    sched_get_gate(elder->sched, &gate);
+    if (gate.running > 0) {
+        report_cover(sim->report, COVER_HAND_OVER);
+    }
+    if (random_one_in(random, 3)) { /* what it sends now arrives later */
+        submit_many(sim, elder, random);
+        elder->stalled_sends = random_between(random, 1, 6);
+        elder->stalled_reads = random_between(random, 1, 40);
+    }
+    elder->is_wanted = false;
+    elder->is_leaving = true;
+    younger->is_wanted = true;
+    attach(sim);
+    if (random_one_in(random, 3)) {
+        submit_many(sim, younger, random);
     }
 }
 
@@ -142,7 +190,7 @@ static void pass_time(struct sim *sim, struct random *random)
 {
     sim->now_ns += random_one_in(random, 8) ? random_between(random, 1, 800) * SIM_MS
                                             : random_between(random, 1, 9) * SIM_MS;
-    for (uint32_t i = 0; i < sim->front_count; i++) {
+    for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
         front_tick(&sim->fronts[i]);
     }
 }
@@ -167,7 +215,10 @@ void act(struct sim *sim, const struct event *event)
         }
         break;
     case EVENT_TIME: pass_time(sim, &random); break;
-    case EVENT_STALL: front->stalled_events = random_between(&random, 1, 100); break;
+    case EVENT_STALL:
+        front->stalled_reads = random_between(&random, 0, 100);
+        front->stalled_sends = random_between(&random, 0, 10);
+        break;
     case EVENT_INJECT: inject(sim, &random); break;
     case EVENT_BAD_ROW:
         if (sim->device != NULL) {
@@ -179,6 +230,7 @@ void act(struct sim *sim, const struct event *event)
     case EVENT_KILL_FRONT: kill_front(sim, &random); break;
     case EVENT_END_SESSION: end_session(sim, &random); break;
     case EVENT_KILL_WORKER: worker_kill(sim); break;
+    case EVENT_HAND_OVER: hand_over(sim, &random); break;
     case EVENT_ATTACH: attach(sim); break;
     case EVENT_COUNT: break;
     }

@@ -8,179 +8,6 @@
 
 #define TRACE_ID(client) (unsigned long long)(client)->number
 
-/* Entries of an undisturbed run, up to every token that is known. */
-static void compute_entries(struct client *client)
-{
-    uint32_t window = client->sim->world.limits.window_tokens;
-    while (client->entry_count < client->token_count) {
-        uint32_t at = client->entry_count;
-        uint32_t first = at + 1 > window ? at + 1 - window : 0;
-        uint64_t global_sum = client->sums[at];
-        uint64_t entry = model_entry(client->admit.cache_salt, at, client->tokens[at], global_sum,
-                                     global_sum - client->sums[first]);
-        client->sums[at + 1] = global_sum + entry;
-        client->entry_count++;
-    }
-}
-
-/* The next token of an undisturbed run. */
-static uint32_t next_token(struct client *client)
-{
-    compute_entries(client);
-    const struct world *world = &client->sim->world;
-    uint32_t position = client->token_count;
-    uint32_t window = world->limits.window_tokens;
-    uint32_t first = position > window ? position - window : 0;
-    const struct model_state state = {
-        .admit = &client->admit,
-        .vocab_tokens = world->limits.vocab_tokens,
-        .position = position,
-        .global_sum = client->sums[position],
-        .local_sum = client->sums[position] - client->sums[first],
-        .output_sum = client->output_sum,
-    };
-    return model_pick(&state);
-}
-
-static void on_token(struct client *client, const struct engine_event *event)
-{
-    struct report *report = client->sim->report;
-    if (!client->is_admitted || client->has_last_token) {
-        report_fail(report, "request %llu: a token %s", TRACE_ID(client),
-                    client->is_admitted ? "after its last" : "before it was admitted");
-    }
-    uint32_t token = next_token(client);
-    if (event->position != client->token_count || event->token != token) {
-        report_fail(report, "request %llu: token %u at %u, want %u at %u (prompt %u)",
-                    TRACE_ID(client), event->token, event->position, token, client->token_count,
-                    client->admit.output_start);
-    }
-    uint32_t pairs = client->admit.logprobs == 0 ? 0 : client->admit.logprobs - 1;
-    if (event->pair_count != pairs) {
-        report_fail(report, "request %llu: %u logprobs, want %u", TRACE_ID(client),
-                    event->pair_count, pairs);
-    }
-    client->tokens[client->token_count++] = token;
-    client->output_sum += model_output(token);
-    client->has_last_token = client->token_count == client->admit.max_total;
-    client->reason = RESULT_FINISH_LENGTH;
-    if (model_stops(&client->admit, event->position, token)) {
-        client->has_last_token = true;
-        client->reason = RESULT_FINISH_STOP;
-    }
-    if (pairs > 0) {
-        report_cover(report, COVER_LOGPROBS);
-    }
-    if (client->token_count ==
-        client->sim->world.limits.window_tokens + 2 * client->sim->world.limits.page_tokens) {
-        report_cover(report, COVER_FRONT_RELEASED);
-    }
-}
-
-static void on_finished(struct client *client, const struct engine_event *event)
-{
-    struct report *report = client->sim->report;
-    static const enum cover covers[] = {
-        [RESULT_FINISH_STOP] = COVER_FINISHED_STOP,
-        [RESULT_FINISH_LENGTH] = COVER_FINISHED_LENGTH,
-        [RESULT_FINISH_CANCEL] = COVER_COUNT,
-    };
-    if (event->reason == RESULT_FINISH_CANCEL) {
-        if (!client->is_cancelled) {
-            report_fail(report, "request %llu: cancelled by nobody", TRACE_ID(client));
-        }
-        return;
-    }
-    if (!client->has_last_token || event->reason != client->reason) {
-        report_fail(report, "request %llu: finished for reason %u after %u of %u tokens",
-                    TRACE_ID(client), event->reason, client->token_count, client->admit.max_total);
-    }
-    if (client->admit.prompt_logprobs != 0 &&
-        client->prompt_logprob_count != client->admit.output_start - 1) {
-        report_fail(report, "request %llu: %u prompt logprobs of a prompt of %u", TRACE_ID(client),
-                    client->prompt_logprob_count, client->admit.output_start);
-    }
-    report_cover(report, covers[event->reason]);
-}
-
-static void on_failed(const struct client *client, const struct engine_event *event)
-{
-    const struct sim *sim = client->sim;
-    bool is_explained = sim->report->faults > client->faults_before;
-    enum cover cover = COVER_FAILED_REFUSED;
-    if (event->code == ERR_TIMEOUT) {
-        is_explained = client->deadline_ns != 0 && client->deadline_ns <= sim->now_ns;
-        cover = COVER_FAILED_TIMEOUT;
-    } else if (event->code == ERR_CLOSED) {
-        is_explained = sim->is_closing || sim->fronts[client->front_index].session == NULL;
-        cover = COVER_FAILED_CLOSED;
-    } else if (event->code == ERR_STEP) {
-        cover = COVER_FAILED_STEP;
-    } else if (event->code == ERR_SEQUENCE) {
-        cover = COVER_FAILED_ROW;
-    }
-    if (!is_explained) {
-        report_fail(sim->report, "request %llu: failed (%s) for no reason: %s", TRACE_ID(client),
-                    err_code_text(event->code), event->text);
-    }
-    report_cover(sim->report, cover);
-}
-
-static void count_end(struct client *client, const struct engine_event *event)
-{
-    struct front_counts *counts = &client->sim->fronts[client->front_index].counts;
-    if (event->kind == ENGINE_EVENT_FINISHED) {
-        counts->finished[event->reason]++;
-    } else {
-        counts->failed++;
-    }
-    client->has_ended = true;
-}
-
-static void on_event(void *owner, const struct engine_event *event)
-{
-    struct client *client = owner;
-    struct report *report = client->sim->report;
-    if (client->has_ended) {
-        report_fail(report, "request %llu: event %u after its end", TRACE_ID(client), event->kind);
-    }
-    if (event->request_id != client->request_id) {
-        report_fail(report, "request %llu: event of %llu", TRACE_ID(client),
-                    (unsigned long long)event->request_id);
-    }
-    switch (event->kind) {
-    case ENGINE_EVENT_ADMITTED:
-        client->is_admitted = true;
-        report_cover(report, COVER_ADMITTED);
-        break;
-    case ENGINE_EVENT_TOKEN:
-        client->sim->fronts[client->front_index].counts.output_tokens++;
-        on_token(client, event);
-        break;
-    case ENGINE_EVENT_PROMPT_LOGPROBS:
-        client->prompt_logprob_count++;
-        if (event->position != client->prompt_logprob_count ||
-            event->token != client->tokens[event->position]) {
-            report_fail(report, "request %llu: prompt logprobs of %u, want %u", TRACE_ID(client),
-                        event->position, client->prompt_logprob_count);
-        }
-        report_cover(report, COVER_PROMPT_LOGPROBS);
-        break;
-    case ENGINE_EVENT_FINISHED:
-        on_finished(client, event);
-        count_end(client, event);
-        break;
-    case ENGINE_EVENT_FAILED:
-        if (!client->is_lost) {
-            on_failed(client, event);
-        }
-        count_end(client, event);
-        break;
-    }
-    report_trace(report, "  request %llu: event %u token %u position %u reason %u",
-                 TRACE_ID(client), event->kind, event->token, event->position, event->reason);
-}
-
 /* A system prompt is the same for every request that begins with it. */
 static void append_shared(struct client *client, uint32_t which, uint32_t count)
 {
@@ -208,13 +35,13 @@ static void fill_prompt(struct client *client, uint32_t prompt_count, struct ran
 {
     struct sim *sim = client->sim;
     uint32_t known = num_min(sim->conversation_count, SIM_CONVERSATIONS);
-    uint32_t way = random_below(random, 3);
-    if (way == 0) {
+    uint32_t way = random_below(random, 5);
+    if (way <= 1) {
         append_shared(client, random_below(random, sim->world.shared_prompts),
                       random_below(random, prompt_count));
-    } else if (way == 1 && known > 0) {
+    } else if (way <= 3 && known > 0) {
         const struct conversation *said = &sim->conversations[random_below(random, known)];
-        uint32_t count = num_min(said->token_count, prompt_count - 1);
+        uint32_t count = num_min(said->token_count, prompt_count); /* all of it: asked again */
         if (count > 0) {
             append_conversation(client, said, count, random);
         }
@@ -234,6 +61,10 @@ static struct client *draw(struct sim *sim, struct random *random)
                            : num_min(world->most_prompt_tokens, 40);
     uint32_t prompt_count = random_between(random, 1, longest);
     uint32_t output_count = random_between(random, 1, world->most_output_tokens);
+    if (random_one_in(random, 4)) { /* whole pages, as far as that goes */
+        uint32_t page = world->limits.page_tokens;
+        prompt_count = num_min(num_ceil_div(prompt_count, page) * page, longest);
+    }
     if (random_one_in(random, 20)) { /* as long as may be, or one more */
         prompt_count = longest;
         output_count = world->limits.max_context_tokens + random_below(random, 2) - prompt_count;
@@ -314,8 +145,9 @@ void client_submit(struct sim *sim, struct front *front, struct random *random)
     const struct engine_request wanted = {
         .admit = client->admit,
         .priority = client->priority,
+        .key_hash = sim->world.has_keys ? random_below(random, 4) : 0,
         .deadline_ns = client->deadline_ns,
-        .on_event = on_event,
+        .on_event = client_on_event,
         .owner = client,
     };
     struct req *req = NULL;
@@ -368,46 +200,6 @@ void client_cancel(struct sim *sim, struct client *client)
     }
 }
 
-static bool is_before(const struct client *a, const struct client *b)
-{
-    return a->priority != b->priority ? a->priority < b->priority : a->number < b->number;
-}
-
-void client_note_admit(struct sim *sim, const struct front *front, const struct plan_admit *admit)
-{
-    struct client *sent = NULL;
-    struct client *head = NULL;
-    for (uint32_t i = 0; i < sim->alive_count; i++) {
-        struct client *client = sim->alive[i];
-        if (client->front_index != front->index || client->has_ended) {
-            continue;
-        }
-        if (client->number == admit->seed) {
-            sent = client;
-        }
-        if (!client->is_sent && (head == NULL || is_before(client, head))) {
-            head = client;
-        }
-    }
-    if (sent == NULL) {
-        report_fail(sim->report, "ADMIT of request %llu, which is not alive",
-                    (unsigned long long)admit->seed);
-    }
-    bool returns = sent->is_sent; /* after a preemption: ahead of those that never ran */
-    sent->is_sent = true;
-    if (head != NULL && head != sent && !returns) {
-        head->passed++;
-        report_cover(sim->report, COVER_OVERTAKEN);
-        if (head->passed == SCHED_MAX_OVERTAKES) {
-            report_cover(sim->report, COVER_OVERTAKEN_MOST);
-        }
-        if (head->passed > SCHED_MAX_OVERTAKES) {
-            report_fail(sim->report, "request %llu: overtaken %u times at the head of the queue",
-                        TRACE_ID(head), head->passed);
-        }
-    }
-}
-
 static void keep_conversation(struct sim *sim, const struct client *client)
 {
     struct conversation *said = &sim->conversations[sim->conversation_count++ % SIM_CONVERSATIONS];
@@ -427,23 +219,14 @@ void client_sweep(struct sim *sim)
             sim->alive[kept++] = client;
             continue;
         }
-        keep_conversation(sim, client);
+        if (client->token_count > sim->world.limits.page_tokens || sim->conversation_count < 2) {
+            keep_conversation(sim, client);
+        }
         struct client **place = &sim->ended[sim->ended_count++ % SIM_KEPT_CLIENTS];
         client_free(*place);
         *place = client;
     }
     sim->alive_count = kept;
-}
-
-void client_check_deadlines(const struct sim *sim, const struct front *front)
-{
-    for (uint32_t i = 0; i < sim->alive_count; i++) {
-        const struct client *client = sim->alive[i];
-        if (client->front_index == front->index && !client->has_ended && !client->is_sent &&
-            client->deadline_ns != 0 && client->deadline_ns <= sim->now_ns) {
-            report_fail(sim->report, "request %llu: waits beyond its deadline", TRACE_ID(client));
-        }
-    }
 }
 
 void client_lose(struct sim *sim, const struct front *front)

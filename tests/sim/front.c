@@ -5,6 +5,8 @@
 
 #include "common/mem.h"
 
+#define U64(value) (unsigned long long)(value)
+
 static const struct sched_options *sched_options_of(const struct front *front,
                                                     struct sched_options *out)
 {
@@ -68,13 +70,32 @@ static void trace_message(const struct front *front, const struct plan_message *
     buf_fini(&text);
 }
 
+static void note_sent(struct front *front, const struct plan_message *message)
+{
+    uint32_t slots = front->sim->world.slots;
+    if (message->type == PLAN_ADMIT) {
+        client_note_admit(front->sim, front, &message->as.admit);
+    } else if (message->type == PLAN_STEP) {
+        for (uint32_t i = 0; i < message->as.step.rows.count; i++) {
+            uint64_t slot = message->as.step.rows.at[i].seq_id % SCHED_MAX_SLOTS;
+            front->slots[slot % slots].last_step_seq = message->msg_seq;
+        }
+    } else if (message->type == PLAN_RELEASE) {
+        uint64_t slot = message->as.release.seq_id % SCHED_MAX_SLOTS;
+        if (front->slots[slot % slots].last_step_seq > front->answered_seq) {
+            report_fail(front->sim->report, "RELEASE of %llu before the answer of STEP %llu",
+                        (unsigned long long)message->as.release.seq_id,
+                        (unsigned long long)front->slots[slot % slots].last_step_seq);
+        }
+        client_note_release(front->sim, front, message->as.release.seq_id);
+    }
+}
+
 static void on_send(void *owner, const struct plan_message *message)
 {
     struct front *front = owner;
     trace_message(front, message);
-    if (message->type == PLAN_ADMIT) {
-        client_note_admit(front->sim, front, &message->as.admit);
-    }
+    note_sent(front, message);
     struct transit *transit = copy_message(message);
     if (front->sent_last == NULL) {
         front->sent_first = transit;
@@ -167,12 +188,14 @@ void front_check_counts(const struct front *front)
         are_same = are_same && stats.finished[i] == counts->finished[i];
     }
     if (!are_same) {
-        report_fail(
-            front->sim->report,
-            "counted %llu arrived, %llu rejected, %llu failed, clients saw %llu, %llu, %llu",
-            (unsigned long long)stats.arrived, (unsigned long long)stats.rejected,
-            (unsigned long long)stats.failed, (unsigned long long)counts->arrived,
-            (unsigned long long)counts->rejected, (unsigned long long)counts->failed);
+        report_fail(front->sim->report,
+                    "counted %llu arrived, %llu rejected, %llu failed, %llu+%llu+%llu finished, "
+                    "%llu tokens; clients saw %llu, %llu, %llu, %llu+%llu+%llu, %llu",
+                    U64(stats.arrived), U64(stats.rejected), U64(stats.failed),
+                    U64(stats.finished[1]), U64(stats.finished[2]), U64(stats.finished[3]),
+                    U64(stats.output_tokens), U64(counts->arrived), U64(counts->rejected),
+                    U64(counts->failed), U64(counts->finished[1]), U64(counts->finished[2]),
+                    U64(counts->finished[3]), U64(counts->output_tokens));
     }
     if (!sched_check(front->sched)) {
         report_fail(front->sim->report, "the scheduler's books are wrong");
@@ -187,8 +210,26 @@ void front_kill(struct front *front)
     sched_destroy(front->sched, sim->now_ns);
     front->sched = NULL;
     front->is_orphan = front->session != NULL;
+    front->is_leaving = false;
     front->spoil = 0;
     client_sweep(sim);
+}
+
+void front_try_leave(struct front *front)
+{
+    struct sched_gate gate;
+    if (!front->is_leaving || front->sched == NULL) {
+        return;
+    }
+    sched_get_gate(front->sched, &gate);
+    if (gate.waiting > 0 || gate.running > 0 || front->sent_count > 0) {
+        return;
+    }
+    front_kill(front);
+    if (front->session != NULL) {
+        worker_close_session(front);
+    }
+    report_cover(front->sim->report, COVER_HAND_OVER_END);
 }
 
 void front_tick(struct front *front)
@@ -211,16 +252,25 @@ void front_read(struct front *front, uint32_t count)
     if (front->sched == NULL) {
         return;
     }
-    if (front->stalled_events > 0) {
-        front->stalled_events--;
+    if (front->stalled_reads > 0) {
+        front->stalled_reads--;
         return;
     }
     while (count-- > 0 && front->read < front->seen) {
         struct result_record record = front->ring[front->read % sim->world.ring_records];
         front->read++;
         struct err err;
+        if (record.kind == RESULT_STEP_DONE || record.kind == RESULT_REFUSED) {
+            front->answered_seq = record.msg_seq;
+        }
+        if (record.kind == RESULT_REFUSED) {
+            client_note_delay(sim, front);
+        }
         if (sched_record(front->sched, &record, sim->now_ns, &err) != ERR_OK) {
             report_fail(sim->report, "record of kind %u: %s", record.kind, err.message);
+        }
+        if (record.kind == RESULT_STEP_DONE) {
+            client_note_step(sim, front);
         }
     }
     front_tick(front);
@@ -264,6 +314,10 @@ static void deliver_spoiled(struct front *front, struct plan_message *message)
 void front_deliver(struct front *front, uint32_t count)
 {
     struct sim *sim = front->sim;
+    if (front->stalled_sends > 0) {
+        front->stalled_sends--;
+        return;
+    }
     while (count-- > 0 && front->sent_first != NULL && front->session != NULL &&
            session_can_receive(front->session)) {
         struct transit *transit = take_sent(front);
@@ -282,4 +336,5 @@ void front_fini(struct front *front)
 {
     front_drop_sent(front);
     mem_free(front->ring);
+    mem_free(front->slots);
 }

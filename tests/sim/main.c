@@ -16,7 +16,7 @@
 #include "tests/sim/sim.h"
 
 #define SHRINK_NS     (30 * CLOCK_NS_PER_SEC)
-#define COVERED_STEPS 100000 /* after so many everything has to have been reached */
+#define COVERED_STEPS 200000 /* after so many everything has to have been reached */
 #define SHOWN_EVENTS  60
 
 struct arguments {

@@ -14,12 +14,12 @@ static void init(struct sim *sim, const struct world *world, struct report *repo
         .next_epoch = 100,
         .next_number = 1,
         .next_request_id = 1,
-        .front_count = 1,
     };
     for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
         sim->fronts[i].sim = sim;
         sim->fronts[i].index = i;
     }
+    sim->fronts[0].is_wanted = true;
 }
 
 static void make_whole(struct sim *sim)
@@ -28,8 +28,9 @@ static void make_whole(struct sim *sim)
     for (uint32_t i = 0; i < INJECT_STAGE_COUNT; i++) {
         sim->inject.at[i] = 0;
     }
-    for (uint32_t i = 0; i < sim->front_count; i++) {
-        sim->fronts[i].stalled_events = 0;
+    for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
+        sim->fronts[i].stalled_reads = 0;
+        sim->fronts[i].stalled_sends = 0;
         sim->fronts[i].spoil = 0;
     }
     act(sim, &attach);
@@ -51,8 +52,12 @@ static uint32_t most_steps(const struct sim *sim)
 static bool is_idle(const struct sim *sim)
 {
     bool is_idle = sim->alive_count == 0 && sim_device_in_flight(sim->device) == 0;
-    for (uint32_t i = 0; i < sim->front_count; i++) {
+    for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
         const struct front *front = &sim->fronts[i];
+        if (front->sched == NULL) {
+            is_idle = is_idle && front->session == NULL;
+            continue;
+        }
         struct sched_gate gate;
         sched_get_gate(front->sched, &gate);
         is_idle = is_idle && gate.running == 0 && gate.waiting == 0 && front->sent_count == 0 &&
@@ -86,11 +91,11 @@ static void finish(struct sim *sim)
     drain(sim);
     worker_advance(sim);
     worker_check_empty(sim);
-    for (uint32_t i = 0; i < sim->front_count; i++) {
+    for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
         struct front *front = &sim->fronts[i];
-        front_check_counts(front);
-        sched_destroy(front->sched, sim->now_ns);
-        front->sched = NULL;
+        if (front->sched != NULL) {
+            front_kill(front);
+        }
         session_close(front->session);
         front_fini(front);
     }

@@ -47,7 +47,11 @@ struct client {
     uint32_t prompt_logprob_count;
     uint32_t passed;        /* times somebody behind it was admitted while it headed the queue */
     uint64_t faults_before; /* faults injected before it came */
+    uint64_t seq_id;        /* of its last ADMIT */
+    uint32_t quiet_steps;   /* done since its last token, while it decodes */
+    bool is_decoding;       /* has had a token since its last ADMIT, and was not preempted */
     bool is_sent;           /* its ADMIT was sent */
+    bool was_preempted;     /* since its last ADMIT */
     bool is_admitted;
     bool is_cancelled;
     bool is_lost;        /* its frontend was killed: whatever it is told is not heard */
@@ -69,6 +73,12 @@ struct transit {
     struct plan_message message; /* arrays are owned, behind the struct */
 };
 
+/* What is known of a sequence's number within its session, from outside. */
+struct front_slot {
+    uint64_t closed_id;     /* last sequence that FINISHED or FAILED here */
+    uint64_t last_step_seq; /* last STEP sent that names the slot */
+};
+
 struct front_counts {
     uint64_t arrived;
     uint64_t rejected;
@@ -83,6 +93,8 @@ struct front {
     uint64_t life;           /* number of the process */
     struct sched *sched;     /* owned; null: killed */
     struct session *session; /* borrowed from the core; null: none */
+    bool is_wanted;          /* what it lacks of a scheduler and a session comes with ATTACH */
+    bool is_leaving;         /* goes after its last request */
     bool is_orphan;          /* the session outlives its frontend, for now */
     uint64_t epoch;
     struct transit *sent_first; /* owned */
@@ -92,11 +104,14 @@ struct front {
     uint64_t pushed;            /* indices run free */
     uint64_t seen;              /* flushed */
     uint64_t read;
-    uint32_t stalled_events;
-    uint32_t spoil;       /* 0, or 1 + how to spoil the next STEP or ADMIT */
-    uint64_t spoiled[64]; /* msg_seq of those that were, a ring */
+    uint32_t stalled_reads; /* so many times it reads nothing */
+    uint32_t stalled_sends; /* so many times nothing of it arrives */
+    uint32_t spoil;         /* 0, or 1 + how to spoil the next STEP or ADMIT */
+    uint64_t spoiled[64];   /* msg_seq of those that were, a ring */
     uint32_t spoiled_count;
     bool has_refusal;           /* a refusal, and no STEP launched since */
+    uint64_t answered_seq;      /* last STEP whose answer was read */
+    struct front_slot *slots;   /* owned, [world.slots] */
     struct front_counts counts; /* of this life, as clients saw it */
 };
 
@@ -115,7 +130,6 @@ struct sim {
     uint32_t queued_steps; /* in the worker's inboxes after the last pass */
 
     struct front fronts[WORLD_MAX_FRONTS];
-    uint32_t front_count;
     uint64_t next_life;
 
     struct client *alive[SIM_MAX_ALIVE]; /* owned */
@@ -129,16 +143,25 @@ struct sim {
     uint32_t drain_steps; /* STEPs answered since is_draining */
 };
 
-/* client.c */
+/* client.c, client_hear.c, client_turn.c */
+
+/* engine_event_fn of a client. */
+void client_on_event(void *owner, const struct engine_event *event);
 
 /* A new request to a frontend that has a scheduler. */
 void client_submit(struct sim *sim, struct front *front, struct random *random);
 void client_cancel(struct sim *sim, struct client *client);
 /* The ADMIT of a client leaves a frontend. */
 void client_note_admit(struct sim *sim, const struct front *front, const struct plan_admit *admit);
+/* The RELEASE of a sequence; that of a living client is a preemption. */
+void client_note_release(struct sim *sim, const struct front *front, uint64_t seq_id);
+/* What was planned has to be planned again, or has to wait for pages. */
+void client_note_delay(struct sim *sim, const struct front *front);
+/* A STEP was done: those that decode go on soon enough. */
+void client_note_step(struct sim *sim, const struct front *front);
 /* Moves those that have ended out of the living. */
 void client_sweep(struct sim *sim);
-/* No living client of the frontend waits beyond its deadline. */
+/* No client of the frontend lives beyond its deadline. */
 void client_check_deadlines(const struct sim *sim, const struct front *front);
 /* Those of a frontend that dies hear nothing more. */
 void client_lose(struct sim *sim, const struct front *front);
@@ -152,6 +175,8 @@ void front_attach(struct front *front);
 /* The frontend learns that its session is over. */
 void front_detach(struct front *front);
 void front_kill(struct front *front);
+/* A leaving one that has nothing left goes. */
+void front_try_leave(struct front *front);
 /* Read up to count records, then plan. */
 void front_read(struct front *front, uint32_t count);
 void front_tick(struct front *front);

@@ -29,6 +29,11 @@ static void check_refusal(struct front *front, const struct result_record *recor
         report_cover(report, COVER_REFUSED_AFTER);
         return;
     }
+    if (record->as.refused.code == ERR_BUSY && record->seq_id != 0 &&
+        front->sim->fronts[1 - front->index].session != NULL) {
+        report_cover(report, COVER_REFUSED_BUSY);
+        return;
+    }
     front->has_refusal = true;
     for (uint32_t i = 0; i < 64 && i < front->spoiled_count; i++) {
         if (front->spoiled[i] == record->msg_seq) {
@@ -41,6 +46,22 @@ static void check_refusal(struct front *front, const struct result_record *recor
                     record->as.refused.text);
     }
     report_cover(report, COVER_REFUSED_INJECTED);
+}
+
+/* Nothing follows the end of a sequence. */
+static void check_silence(struct front *front, const struct result_record *record)
+{
+    bool is_end = record->kind == RESULT_FINISHED || record->kind == RESULT_FAILED;
+    if (!is_end && record->kind != RESULT_TOKEN && record->kind != RESULT_LOGPROBS) {
+        return;
+    }
+    struct front_slot *slot =
+        &front->slots[record->seq_id % SCHED_MAX_SLOTS % front->sim->world.slots];
+    if (slot->closed_id == record->seq_id) {
+        report_fail(front->sim->report, "record of kind %u after the end of sequence %llu",
+                    record->kind, (unsigned long long)record->seq_id);
+    }
+    slot->closed_id = is_end ? record->seq_id : slot->closed_id;
 }
 
 static void on_push(void *context, void *owner, const struct result_record *record)
@@ -56,6 +77,7 @@ static void on_push(void *context, void *owner, const struct result_record *reco
         report_fail(sim->report, "record of kind %u, epoch %llu: no room, or no such session",
                     record->kind, (unsigned long long)record->epoch);
     }
+    check_silence(front, record);
     if (record->kind == RESULT_REFUSED) {
         check_refusal(front, record);
     }
@@ -85,6 +107,8 @@ void worker_start(struct sim *sim)
     const struct session_limits limits = {
         .slots = sim->world.slots,
         .ring_records = sim->world.ring_records,
+        .keeps_prefixes = sim->world.keeps_prefixes,
+        .hash_seed = sim->world.seed,
     };
     struct err err;
     sim->device = sim_device_create(&sim->world.limits, &sim->inject, sim->report);
@@ -94,11 +118,20 @@ void worker_start(struct sim *sim)
     }
 }
 
+static void note_evictions(const struct sim *sim, const struct session_stats *stats)
+{
+    sim->report->covered[COVER_EVICTED_LOCAL] += stats->prefix.evicted_pages[RUNNER_FAMILY_LOCAL];
+    sim->report->covered[COVER_EVICTED_GLOBAL] += stats->prefix.evicted_pages[RUNNER_FAMILY_GLOBAL];
+}
+
 void worker_kill(struct sim *sim)
 {
+    struct session_stats stats;
     if (sim->core == NULL) {
         return;
     }
+    session_core_stats(sim->core, &stats);
+    note_evictions(sim, &stats);
     if (sim_device_in_flight(sim->device) > 0) {
         report_cover(sim->report, COVER_WORKER_KILLED);
     }
@@ -106,7 +139,7 @@ void worker_kill(struct sim *sim)
     sim->device->table->destroy(sim->device);
     sim->core = NULL;
     sim->device = NULL;
-    for (uint32_t i = 0; i < sim->front_count; i++) {
+    for (uint32_t i = 0; i < WORLD_MAX_FRONTS; i++) {
         sim->fronts[i].session = NULL;
         sim->fronts[i].is_orphan = false;
         front_detach(&sim->fronts[i]);
@@ -166,19 +199,22 @@ void worker_advance(struct sim *sim)
 
 void worker_open_session(struct sim *sim, struct front *front)
 {
-    struct session_quota quota = session_core_all_pages(sim->core);
     struct err err;
     front->epoch = sim->next_epoch++;
     if (front->ring == NULL) {
         front->ring = mem_zalloc(sim->world.ring_records, sizeof(*front->ring));
+        front->slots = mem_zalloc(sim->world.slots, sizeof(*front->slots));
     }
+    memset(front->slots, 0, sim->world.slots * sizeof(*front->slots));
+    front->answered_seq = 0;
     front->pushed = 0;
     front->seen = 0;
     front->read = 0;
-    front->stalled_events = 0;
+    front->stalled_reads = 0;
+    front->stalled_sends = 0;
     front->spoiled_count = 0;
     front->has_refusal = false;
-    if (session_open(sim->core, front->epoch, front, &quota, &front->session, &err) != ERR_OK) {
+    if (session_open(sim->core, front->epoch, front, NULL, &front->session, &err) != ERR_OK) {
         report_fail(sim->report, "session: %s", err.message);
     }
 }
@@ -204,12 +240,17 @@ void worker_check_empty(const struct sim *sim)
     if (session_core_check(sim->core, &err) != ERR_OK) {
         report_fail(sim->report, "at the end: %s", err.message);
     }
-    if (stats.sequences != 0 || stats.steps_in_flight != 0 ||
-        stats.pages_free[RUNNER_FAMILY_LOCAL] != limits->pages[RUNNER_FAMILY_LOCAL] ||
-        stats.pages_free[RUNNER_FAMILY_GLOBAL] != limits->pages[RUNNER_FAMILY_GLOBAL]) {
-        report_fail(sim->report, "at the end: %u sequences, %u steps, %u of %u and %u of %u free",
-                    stats.sequences, stats.steps_in_flight, stats.pages_free[RUNNER_FAMILY_LOCAL],
-                    limits->pages[RUNNER_FAMILY_LOCAL], stats.pages_free[RUNNER_FAMILY_GLOBAL],
-                    limits->pages[RUNNER_FAMILY_GLOBAL]);
+    note_evictions(sim, &stats);
+    if (stats.sequences != 0 || stats.steps_in_flight != 0) {
+        report_fail(sim->report, "at the end: %u sequences, %u steps", stats.sequences,
+                    stats.steps_in_flight);
+    }
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        uint32_t cached = stats.pages_cached[f];
+        if (stats.pages_free[f] + cached != limits->pages[f] ||
+            (cached > 0 && !sim->world.keeps_prefixes)) {
+            report_fail(sim->report, "at the end: family %u: %u free and %u cached of %u pages", f,
+                        stats.pages_free[f], cached, limits->pages[f]);
+        }
     }
 }

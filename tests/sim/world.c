@@ -40,11 +40,12 @@ static void draw_steps(struct world *world, struct random *random)
 static void draw_requests(struct world *world, struct random *random)
 {
     world->most_prompt_tokens = PICK(random, 40, 200, 700, 2000);
-    world->most_output_tokens = PICK(random, 8, 40, 150);
-    world->long_prompt_one_in = PICK(random, 1, 3, 10);
+    world->most_output_tokens = PICK(random, 8, 40, 150, 400);
+    world->long_prompt_one_in = PICK(random, 1, 1, 3, 10);
     world->shared_prompts = random_between(random, 1, 6);
     world->salts = random_between(random, 1, 3);
     world->has_priorities = random_one_in(random, 2);
+    world->has_keys = random_one_in(random, 3);
     world->has_deadlines = random_one_in(random, 2);
     world->has_logprobs = random_one_in(random, 4);
     world->has_prompt_logprobs = random_one_in(random, 8);
@@ -107,21 +108,65 @@ static void draw_weights(struct world *world, struct random *random)
     }
 }
 
+/* The elder of two sessions has room for one full request as long as the younger can have as much:
+ * in smaller pools what still waits at the elder may have to wait for the younger's end. */
+static bool can_hand_over(const struct world *world)
+{
+    const struct runner_limits *limits = &world->limits;
+    const struct account_geometry geometry = {
+        .page_tokens = limits->page_tokens,
+        .window_tokens = limits->window_tokens,
+        .max_step_tokens = limits->max_step_tokens,
+    };
+    struct account_need full =
+        account_peak(&geometry, limits->max_context_tokens, limits->max_step_tokens);
+    full.local_pages = num_min(full.local_pages, account_local_table_pages(&geometry));
+    return world->slots > 1 && limits->pages[RUNNER_FAMILY_LOCAL] >= 2 * full.local_pages &&
+           limits->pages[RUNNER_FAMILY_GLOBAL] >= 2 * full.global_pages;
+}
+
+/* Much more is asked for than there is room for, and prompts take many steps. */
+static void make_tight(struct world *world, struct random *random)
+{
+    world->most_prompt_tokens = PICK(random, 200, 700);
+    world->most_output_tokens = PICK(random, 150, 400);
+    world->long_prompt_one_in = 1;
+    world->has_deadlines = false;
+    world->limits.max_context_tokens = world->most_prompt_tokens + world->most_output_tokens;
+    world->limits.max_step_tokens = PICK(random, 16, 32, 64);
+    world->limits.max_step_rows = num_min(world->limits.max_step_rows, 16);
+    world->limits.segment_tokens = 0;
+    world->budget_tokens = 0;
+}
+
+static void draw_load(struct world *world, struct random *random)
+{
+    world->slots = world->is_tight ? PICK(random, 4, 8, 16) : PICK(random, 1, 2, 3, 4, 8, 16, 40);
+    world->limits.slots = world->slots + PICK(random, 0, 1, 4);
+    world->max_queue = world->is_tight ? 32 : PICK(random, 1, 4, 32);
+    world->most_alive = num_min(world->slots * 2 + random_below(random, 20), 64);
+    world->detached_wait_ns = PICK(random, 5, 1000) * 1000000ULL;
+    world->event_count = PICK(random, 300, 1000, 3000);
+    world->keeps_prefixes = !random_one_in(random, 4);
+}
+
 void world_init(struct world *world, uint64_t seed)
 {
     struct random random = {seed};
     *world = (struct world){.seed = seed};
     draw_requests(world, &random);
     draw_steps(world, &random);
+    world->is_tight = random_one_in(&random, 4);
+    if (world->is_tight) {
+        make_tight(world, &random);
+    }
     draw_pools(world, &random);
     draw_ring(world, &random);
-    world->slots = PICK(&random, 1, 2, 3, 4, 8, 16, 40);
-    world->limits.slots = world->slots + PICK(&random, 0, 1, 4);
-    world->max_queue = PICK(&random, 1, 4, 32);
-    world->most_alive = num_min(world->slots * 2 + random_below(&random, 20), 64);
-    world->detached_wait_ns = PICK(&random, 5, 1000) * 1000000ULL;
-    world->event_count = PICK(&random, 300, 1000, 3000);
+    draw_load(world, &random);
     draw_weights(world, &random);
+    if (!can_hand_over(world)) {
+        world->weights[EVENT_HAND_OVER] = 0;
+    }
 }
 
 struct event world_draw(const struct world *world, struct random *random)

@@ -17,6 +17,8 @@ struct world {
     struct runner_limits limits;
     uint32_t slots; /* sequences alive at once; limits.slots may be more */
     uint32_t ring_records;
+    bool keeps_prefixes;
+    bool is_tight;
 
     uint32_t max_queue;
     uint32_t budget_tokens;  /* --max-step-tokens of the frontend; 0 the worker's */
@@ -30,6 +32,7 @@ struct world {
     uint32_t shared_prompts;     /* system prompts that requests begin with */
     uint32_t salts;
     bool has_priorities;
+    bool has_keys; /* requests come under several API keys */
     bool has_deadlines;
     bool has_logprobs;
     bool has_prompt_logprobs;
