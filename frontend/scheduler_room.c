@@ -265,7 +265,11 @@ static bool is_planned(const struct req *req)
 /* The first that has waited long enough for pages: steps in flight might still have given some. */
 static struct req *first_blocked(const struct sched *sched)
 {
-    uint32_t patience = sched->session.step_count == 0 ? 0 : sched->limits.depth;
+    const struct sched_session *session = &sched->session;
+    if (session->step_count > 0 && session->figures.slots_withheld > 0) {
+        return NULL; /* during a hand-over what is given back goes to the other session: hold on */
+    }
+    uint32_t patience = session->step_count == 0 ? 0 : sched->limits.depth;
     struct req *req = sched->running.first;
     while (req != NULL && !(is_planned(req) && req->blocked_plans > patience)) {
         req = req->next;

@@ -412,7 +412,45 @@ static void test_an_idle_engine_uses_no_cpu(void)
     finish(&bench);
 }
 
+/* Pages for two of six; the tokens of each are right, one has a deadline. */
+static void test_preemption_and_deadlines(void)
+{
+    struct bench bench;
+    struct client *clients[6];
+    prepare(&bench);
+    bench.fake_options.model.limits.global_pages = 45;
+    start(&bench);
+    for (uint32_t i = 0; i < 6; i++) {
+        clients[i] = client_create();
+        struct engine_request request = client_request(clients[i], prompt, 120, 200, i);
+        struct err err;
+        request.key_hash = i % 2;
+        request.deadline_ns = i == 3 ? clock_now_ns() + 100 * MS : 0;
+        test_ok(client_submit(clients[i], bench.engine, &request, &err), &err);
+    }
+    struct client_view late;
+    test_true(client_wait_end(clients[3], 20 * SECOND));
+    client_get(clients[3], &late);
+    test_eq_u64(late.code, ERR_TIMEOUT);
+    for (uint32_t i = 0; i < 6; i++) {
+        if (i != 3) {
+            check_length(&bench, clients[i], 120, 200, i);
+        }
+    }
+    test_true(client_wait_status(bench.engine, client_is_idle, 5 * SECOND));
+    struct engine_status status;
+    engine_get_status(bench.engine, &status);
+    test_true(status.preemptions > 0);
+    test_eq_u64(status.preempted_waiting, 0);
+    test_eq_u64(status.plans_refused, 0);
+    for (uint32_t i = 0; i < 6; i++) {
+        client_destroy(clients[i]);
+    }
+    finish(&bench);
+}
+
 static const struct test_case cases[] = {
+    TEST(test_preemption_and_deadlines),
     TEST(test_many_requests_at_once),
     TEST(test_run_ahead_hides_the_way_to_the_worker),
     TEST(test_cancel_from_another_thread),

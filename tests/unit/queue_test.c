@@ -12,6 +12,21 @@ static void insert(struct queue *queue, struct req *req, int32_t priority, uint6
     test_true(queue_try_insert(queue, req));
 }
 
+/* Everything goes, wherever it is. */
+static void finish(struct queue *queue, struct req *reqs, uint32_t count)
+{
+    while (queue->waiting.first != NULL) {
+        queue_remove(queue, queue->waiting.first);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (reqs[i].key != NULL) {
+            queue_forget(queue, &reqs[i]);
+        }
+    }
+    test_true(queue_check(queue));
+    queue_fini(queue);
+}
+
 static void test_order_is_priority_then_arrival(void)
 {
     struct req reqs[6];
@@ -29,6 +44,7 @@ static void test_order_is_priority_then_arrival(void)
         at = at->next;
     }
     test_true(at == NULL);
+    finish(&queue, reqs, 6);
 }
 
 static void test_one_that_returns_has_its_old_place(void)
@@ -50,6 +66,7 @@ static void test_one_that_returns_has_its_old_place(void)
     queue_remove(&queue, &reqs[3]);
     test_true(queue.waiting.first == &reqs[1] && queue.waiting.last == &reqs[2]);
     test_eq_u64(queue.waiting.count, 2);
+    finish(&queue, reqs, 4);
 }
 
 static void test_full(void)
@@ -62,6 +79,7 @@ static void test_full(void)
     insert(&queue, &reqs[1], 0, 2);
     test_true(!queue_try_insert(&queue, &reqs[2]));
     test_eq_u64(queue.waiting.count, 2);
+    finish(&queue, reqs, 3);
 }
 
 /* Reqs of one key after the other: index i has key 1 + i / per_key. */
@@ -131,6 +149,7 @@ static void test_turns_go_by_tokens_served(void)
     }
     test_eq_u64(taken[1], 2);
     test_eq_u64(taken[2], 20);
+    finish(&queue, reqs, 40);
 }
 
 static void test_a_pause_saves_nothing_up(void)
@@ -156,6 +175,7 @@ static void test_a_pause_saves_nothing_up(void)
     test_true(take_head(&queue) == &reqs[4]);
     test_true(take_head(&queue) == &reqs[2]);
     test_true(take_head(&queue) == &reqs[5]);
+    finish(&queue, reqs, 6);
 }
 
 static void test_the_oldest_is_passed_a_bounded_number_of_times(void)
@@ -170,6 +190,7 @@ static void test_the_oldest_is_passed_a_bounded_number_of_times(void)
         before++;
     }
     test_eq_u64(before, QUEUE_MAX_PASSES);
+    finish(&queue, reqs, count);
 }
 
 static void test_memory_of_keys_is_bounded(void)
@@ -209,6 +230,7 @@ static void test_expired_come_out_one_by_one(void)
     test_true(queue_take_expired(&queue, UINT64_MAX) == &reqs[1]);
     test_true(queue_take_expired(&queue, UINT64_MAX) == NULL);
     test_eq_u64(queue.waiting.count, 2);
+    finish(&queue, reqs, 5);
 }
 
 static const struct test_case cases[] = {
