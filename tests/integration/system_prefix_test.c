@@ -280,6 +280,36 @@ static void test_64_live_requests_share_31_pages(void)
     system_stop(&process);
 }
 
+/* Pools that hold three of these prompts: the oldest go, and nobody waits or is refused for them. */
+static void test_small_pools_give_up_what_is_oldest(void)
+{
+    static const char *const args[] = {"--local-pages", "24", "--global-pages", "32", NULL};
+    struct system_process process;
+    uint32_t ids[TEXT];
+    struct reply reply;
+    system_start(&process, args);
+    for (uint32_t i = 0; i < 8; i++) {
+        write_text(i, ids, TEXT);
+        complete(&process, ids, 600, "", &reply);
+        test_eq_u64(reply.cached_tokens, 0);
+    }
+    complete(&process, ids, 600, "", &reply);
+    test_eq_u64(reply.cached_tokens, 576);
+    struct worker_client control;
+    worker_client_open(&control, process.run_dir);
+    struct hello_stats_answer stats = worker_client_stats(&control);
+    worker_client_close(&control);
+    test_eq_u64(stats.plans_refused, 0);
+    test_eq_u64(stats.prefix_hits, 1);
+    test_eq_u64(stats.prefix_hit_tokens, 576);
+    test_eq_u64(stats.prefix_query_tokens, 9 * 600);
+    test_true(stats.global_pages_evicted >= 6 * 9 - 32 && stats.local_pages_evicted > 0);
+    test_true(stats.global_prefix_pages > 16 && stats.global_prefix_pages <= 32);
+    test_true(stats.local_prefix_pages > 3 && stats.local_prefix_pages <= 24);
+    system_expect_all_free(&process);
+    system_stop(&process);
+}
+
 static const struct test_case cases[] = {
     TEST(test_cold_and_warm_give_the_same_text),
     TEST(test_without_the_cache_everything_is_computed),
@@ -288,6 +318,7 @@ static const struct test_case cases[] = {
     TEST(test_salts_never_share),
     TEST(test_prefixes_outlive_a_killed_frontend),
     TEST(test_64_live_requests_share_31_pages),
+    TEST(test_small_pools_give_up_what_is_oldest),
 };
 
 int main(int argc, char **argv)

@@ -68,6 +68,7 @@ struct model_runner {
     struct model_step collected;
     uint64_t openings;
     uint64_t rows_run;
+    uint64_t patches;
     uint64_t now_ns;
     enum model_fault next_fault;
     char violation[200];
@@ -344,6 +345,7 @@ static void run_row(struct model_runner *model, struct model_step *step, uint32_
 
 static void apply_patches(struct model_runner *model, const struct model_step *step)
 {
+    model->patches += step->patch_count;
     for (uint32_t i = 0; i < step->patch_count; i++) {
         const struct runner_patch *patch = &step->patches[i];
         struct model_slot *slot = &model->slots[patch->slot];
@@ -643,4 +645,9 @@ const char *model_runner_violation(const struct runner *runner)
 uint64_t model_runner_rows_run(const struct runner *runner)
 {
     return model_seen(runner)->rows_run;
+}
+
+uint64_t model_runner_patches(const struct runner *runner)
+{
+    return model_seen(runner)->patches;
 }

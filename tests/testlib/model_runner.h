@@ -55,6 +55,9 @@ const char *model_runner_violation(const struct runner *runner);
 /* Rows that ran with a token computed, MASKED and HELD ones not counted. */
 uint64_t model_runner_rows_run(const struct runner *runner);
 
+/* Patches that reached the tables. */
+uint64_t model_runner_patches(const struct runner *runner);
+
 /* The hash behind the tokens: start, add every token so far, then take the next.  Stop ids before
  * min_tokens outputs are passed over, as is what mask (may be null) does not allow. */
 uint64_t model_fold_start(uint64_t seed);

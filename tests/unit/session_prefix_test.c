@@ -281,6 +281,26 @@ static void test_who_computed_the_same_changes_over(void)
     bench_teardown(&bench);
 }
 
+/* The device is told of each page once, with the first row. */
+static void test_tables_are_told_once(void)
+{
+    uint32_t text[TEXT];
+    struct core_bench bench;
+    write_text(1, text);
+    setup(&bench);
+    test_eq_u64(serve(&bench, 1, text, 165, 3), 0);
+    struct plan_admit message = rig_plain_admit(2, text, 165, 200);
+    test_eq_u64(admit(&bench, &message), 160);
+    uint64_t before = model_runner_patches(bench.runner);
+    run_prompt(&bench, &message, 160);
+    test_eq_u64(model_runner_patches(bench.runner) - before, 10 + 4 + 2);
+    run_decode(&bench, 2, 8);
+    test_eq_u64(model_runner_patches(bench.runner) - before, 10 + 4 + 2);
+    run_decode(&bench, 2, 8);
+    test_eq_u64(model_runner_patches(bench.runner) - before, 10 + 4 + 2 + 2);
+    bench_teardown(&bench);
+}
+
 static void test_a_failed_step_leaves_nothing_in_the_cache(void)
 {
     uint32_t text[TEXT];
@@ -480,6 +500,27 @@ static void test_sessions_share_pages_and_count_them_each(void)
     bench_teardown(&bench);
 }
 
+/* No frontend that plans by its figures gets there. */
+static void test_a_prefix_beyond_the_quota_is_computed(void)
+{
+    uint32_t text[TEXT];
+    struct core_bench bench;
+    write_text(1, text);
+    setup(&bench);
+    test_eq_u64(serve(&bench, 1, text, 100, 3), 0);
+    for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
+        struct session_quota quota = {.pages = {20, 40}};
+        quota.pages[family] = family == RUNNER_FAMILY_LOCAL ? 3 : 5; /* 4 and 6 are in the way */
+        rig_close(&bench.session);
+        rig_open(&bench.rig, &bench.session, &quota);
+        struct plan_admit message = rig_plain_admit(1, text, 100, 110);
+        test_eq_u64(admit(&bench, &message), 0);
+        message = rig_plain_admit(2, text, 40, 50);
+        test_eq_u64(admit(&bench, &message), 32);
+    }
+    bench_teardown(&bench);
+}
+
 /* Shapes are pinned: only whole cuts of prompts are kept, and reuse ends at a cut. */
 static void test_pinned_shapes_reuse_whole_cuts_of_prompts(void)
 {
@@ -515,6 +556,7 @@ static const struct test_case cases[] = {
     TEST(test_salts_and_prompt_logprobs_keep_apart),
     TEST(test_live_sequences_share_at_once),
     TEST(test_who_computed_the_same_changes_over),
+    TEST(test_tables_are_told_once),
     TEST(test_a_failed_step_leaves_nothing_in_the_cache),
     TEST(test_pages_before_unusable_logits_are_forgotten),
     TEST(test_a_refusal_changes_nothing),
@@ -523,6 +565,7 @@ static const struct test_case cases[] = {
     TEST(test_the_longest_unused_text_goes_first_from_its_end),
     TEST(test_prefixes_outlive_their_session),
     TEST(test_sessions_share_pages_and_count_them_each),
+    TEST(test_a_prefix_beyond_the_quota_is_computed),
     TEST(test_pinned_shapes_reuse_whole_cuts_of_prompts),
 };
 
