@@ -397,7 +397,11 @@ uint64_t sched_alive_ns(const struct sched *sched)
 void sched_get_stats(const struct sched *sched, struct sched_stats *out_stats)
 {
     *out_stats = sched->stats;
-    out_stats->preempted_waiting = sched->queue.returned.count;
+    /* the list has those too whose first ADMIT found no slot */
+    for (const struct req *req = sched->queue.returned.first; req != NULL;
+         req = req->key_link.next) {
+        out_stats->preempted_waiting += req->was_admitted;
+    }
 }
 
 void sched_get_figures(const struct sched *sched, struct result_figures *out_figures)

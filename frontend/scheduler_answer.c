@@ -261,6 +261,18 @@ static void pop_step(struct sched *sched, uint64_t now_ns)
     }
 }
 
+/* A token or prompt position of the step still lacks some of its pairs. */
+static bool has_open_pairs(const struct sched *sched, const struct sched_step *step)
+{
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct req *req = sched_find_sequence(sched, step->rows[i].seq_id);
+        if (req != NULL && req_is_live(req) && (req->token.is_open || req->prompt.is_open)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static uint32_t step_tokens(const struct sched_step *step)
 {
     uint32_t tokens = 0;
@@ -278,6 +290,9 @@ static enum err_code on_step_done(struct sched *sched, const struct result_recor
     if (session->step_count == 0 || step->msg_seq != record->msg_seq || step->is_rolled_back) {
         return broken_order("STEP_DONE", record, err);
     }
+    if (has_open_pairs(sched, step)) {
+        return broken_order("STEP_DONE before all LOGPROBS", record, err);
+    }
     enum err_code code = take_figures(sched, &record->as.step_done.figures, err);
     if (code != ERR_OK) {
         return code;
@@ -288,8 +303,8 @@ static enum err_code on_step_done(struct sched *sched, const struct result_recor
         if (req == NULL || !req_is_live(req)) {
             continue;
         }
-        if (row->samples && (req->sampled_step_seq != step->msg_seq || req->token.is_open)) {
-            return broken_order("STEP_DONE without the whole TOKEN", record, err);
+        if (row->samples && req->sampled_step_seq != step->msg_seq) {
+            return broken_order("STEP_DONE without TOKEN", record, err);
         }
         (void)account_commit(&req->account, &sched->limits.geometry,
                              row->tokens); /* the figures count what was released */
@@ -355,6 +370,9 @@ static enum err_code on_step_refused(struct sched *sched, const struct result_re
 {
     struct sched_session *session = &sched->session;
     const struct sched_step *step = &session->steps[session->step_head];
+    if (has_open_pairs(sched, step)) {
+        return broken_order("REFUSED in the middle of LOGPROBS", record, err);
+    }
     if (step->is_rolled_back) {
         /* a STEP sent since then names the first refusal; a later one of its own kind (bytes that
          * did not decode) is to be named too, and those STEPs are refused for not naming it */

@@ -265,98 +265,151 @@ static void tell(struct sched *sched, const struct result_record *record)
     test_true(sched_check(sched));
 }
 
+/* A scheduler that has sent the ADMIT of one request, with all pages there. */
+struct lone {
+    struct sent sent;
+    struct sched *sched; /* owned */
+    struct hello_welcome welcome;
+    struct rig_request request;
+};
+
+static struct result_figures all_pages(const struct lone *lone, uint64_t applied)
+{
+    return (struct result_figures){.applied = applied,
+                                   .local_quota_left_pages = lone->welcome.local_pages,
+                                   .global_quota_left_pages = lone->welcome.global_pages};
+}
+
+static void lone_open(struct lone *lone, const struct sched_options *options,
+                      const struct engine_request *wanted)
+{
+    struct req *req;
+    struct err err;
+    lone->sent = (struct sent){0};
+    lone->welcome = model_small_limits();
+    lone->sched = sched_create(options, on_send, &lone->sent);
+    test_ok(sched_attach(lone->sched, &lone->welcome, 1, 1, &err), &err);
+    test_ok(req_create(wanted, &req, &err), &err);
+    req->request_id = 1;
+    test_ok(sched_submit(lone->sched, req, 1, &err), &err);
+    struct result_record pong = {.kind = RESULT_PONG, .msg_seq = 1};
+    pong.as.pong.figures = all_pages(lone, 1);
+    tell(lone->sched, &pong);
+    test_eq_u64(lone->sent.counts[PLAN_ADMIT], 1);
+}
+
+static void lone_admit(struct lone *lone)
+{
+    struct result_record record = {
+        .kind = RESULT_ADMITTED, .seq_id = lone->sent.seq_id, .msg_seq = lone->sent.admit_seq};
+    record.as.admitted.figures = all_pages(lone, lone->sent.admit_seq);
+    tell(lone->sched, &record);
+}
+
 /* A second STEP that did not decode: what was sent since the first is refused, and planned again. */
 static void test_two_refusals_behind_each_other(void)
 {
-    struct sent sent = {0};
+    struct lone lone;
     struct sched_options options = rig_sched_options();
-    struct hello_welcome welcome = model_small_limits();
     options.pipeline_depth = 3;
     options.max_step_tokens = 16;
-    struct sched *sched = sched_create(&options, on_send, &sent);
-    struct rig_request request;
-    struct engine_request wanted = rig_engine_request(&request, 200, 5, 1);
-    struct result_record record = {.kind = RESULT_PONG, .msg_seq = 1};
-    struct result_figures *figures = &record.as.pong.figures;
-    struct req *req;
-    struct err err;
-    test_ok(sched_attach(sched, &welcome, 1, 1, &err), &err);
-    test_ok(req_create(&wanted, &req, &err), &err);
-    req->request_id = 1;
-    test_ok(sched_submit(sched, req, 1, &err), &err);
-    *figures = (struct result_figures){.applied = 1,
-                                       .local_quota_left_pages = welcome.local_pages,
-                                       .global_quota_left_pages = welcome.global_pages};
-    tell(sched, &record);
-    record = (struct result_record){
-        .kind = RESULT_ADMITTED, .seq_id = sent.seq_id, .msg_seq = sent.admit_seq};
-    record.as.admitted.figures =
-        (struct result_figures){.applied = sent.admit_seq,
-                                .local_quota_left_pages = welcome.local_pages,
-                                .global_quota_left_pages = welcome.global_pages};
-    tell(sched, &record);
-    uint64_t first_step = sent.admit_seq + 1;
-    test_eq_u64(sent.counts[PLAN_STEP], 3);
-    test_eq_u64(sent.last_seq, first_step + 2);
-    record = (struct result_record){
+    struct engine_request wanted = rig_engine_request(&lone.request, 200, 5, 1);
+    lone_open(&lone, &options, &wanted);
+    lone_admit(&lone);
+    uint64_t first_step = lone.sent.admit_seq + 1;
+    test_eq_u64(lone.sent.counts[PLAN_STEP], 3);
+    test_eq_u64(lone.sent.last_seq, first_step + 2);
+    struct result_record record = {
         .kind = RESULT_REFUSED, .msg_seq = first_step, .as.refused.code = ERR_FORMAT};
-    tell(sched, &record);
-    test_eq_u64(sent.after, first_step);
-    test_eq_u64(sent.start, 0);
+    tell(lone.sched, &record);
+    test_eq_u64(lone.sent.after, first_step);
+    test_eq_u64(lone.sent.start, 0);
     record.msg_seq = first_step + 1;
-    tell(sched, &record);
-    test_eq_u64(sent.counts[PLAN_STEP], 5);
-    test_eq_u64(sent.after, first_step + 1);
-    test_eq_u64(sent.start, 0);
-    sched_destroy(sched, 2);
+    tell(lone.sched, &record);
+    test_eq_u64(lone.sent.counts[PLAN_STEP], 5);
+    test_eq_u64(lone.sent.after, first_step + 1);
+    test_eq_u64(lone.sent.start, 0);
+    sched_destroy(lone.sched, 2);
+}
+
+static void check_refused(struct lone *lone, const struct result_record *record)
+{
+    struct err err;
+    test_eq_u64(sched_record(lone->sched, record, 2, &err), ERR_PROTOCOL);
+    sched_destroy(lone->sched, 2);
+    test_eq_u64(lone->request.ended, 1);
+}
+
+/* The answer of a STEP comes when all of its tokens are whole. */
+static void test_an_answer_in_the_middle_of_logprobs_is_noticed(void)
+{
+    struct lone lone;
+    struct sched_options options = rig_sched_options();
+    struct engine_request wanted = rig_engine_request(&lone.request, 5, 5, 1);
+    wanted.admit.logprobs = 3;
+    lone_open(&lone, &options, &wanted);
+    lone_admit(&lone);
+    uint64_t first_step = lone.sent.admit_seq + 1;
+    struct result_record token = {
+        .kind = RESULT_TOKEN, .seq_id = lone.sent.seq_id, .msg_seq = first_step};
+    token.as.token.position = 5;
+    tell(lone.sched, &token);
+    struct result_record answer = {
+        .kind = RESULT_REFUSED, .msg_seq = first_step, .as.refused.code = ERR_PAGES};
+    check_refused(&lone, &answer);
+
+    wanted.admit.logprobs = 0;
+    wanted.admit.prompt_logprobs = 3;
+    lone.request.ended = 0;
+    lone_open(&lone, &options, &wanted);
+    lone_admit(&lone);
+    struct result_record pairs = {.kind = RESULT_LOGPROBS,
+                                  .flags = RESULT_LOGPROBS_PROMPT,
+                                  .seq_id = lone.sent.seq_id,
+                                  .msg_seq = first_step};
+    pairs.as.logprobs.position = 1;
+    pairs.as.logprobs.pair_count = 1;
+    tell(lone.sched, &pairs);
+    answer = (struct result_record){
+        .kind = RESULT_REFUSED, .msg_seq = first_step, .as.refused.code = ERR_PAGES};
+    check_refused(&lone, &answer);
 }
 
 /* Two frontends may both send an ADMIT for the last slot. */
 static void test_an_admit_that_finds_no_slot_waits_for_one(void)
 {
-    struct sent sent = {0};
+    struct lone lone;
     struct sched_options options = rig_sched_options();
-    struct hello_welcome welcome = model_small_limits();
-    struct sched *sched = sched_create(&options, on_send, &sent);
-    struct rig_request request;
-    struct engine_request wanted = rig_engine_request(&request, 5, 5, 1);
-    struct result_record record = {.kind = RESULT_PONG, .msg_seq = 1};
-    struct result_figures *figures = &record.as.pong.figures;
-    struct req *req;
-    struct err err;
-    test_ok(sched_attach(sched, &welcome, 1, 1, &err), &err);
-    test_ok(req_create(&wanted, &req, &err), &err);
-    req->request_id = 1;
-    test_ok(sched_submit(sched, req, 1, &err), &err);
-    *figures = (struct result_figures){.applied = 1,
-                                       .local_quota_left_pages = welcome.local_pages,
-                                       .global_quota_left_pages = welcome.global_pages};
-    tell(sched, &record);
-    test_eq_u64(sent.counts[PLAN_ADMIT], 1);
+    struct engine_request wanted = rig_engine_request(&lone.request, 5, 5, 1);
+    struct sched_stats stats;
+    lone_open(&lone, &options, &wanted);
     /* It does not try again before it knows how things are, and asks. */
     struct result_record refused = {.kind = RESULT_REFUSED,
-                                    .seq_id = sent.seq_id,
-                                    .msg_seq = sent.admit_seq,
+                                    .seq_id = lone.sent.seq_id,
+                                    .msg_seq = lone.sent.admit_seq,
                                     .as.refused.code = ERR_BUSY};
-    tell(sched, &refused);
-    test_eq_u64(sent.counts[PLAN_ADMIT], 1);
-    test_eq_u64(sent.counts[PLAN_PING], 2);
-    sched_tick(sched, 2);
-    test_eq_u64(sent.counts[PLAN_PING], 2);
-    figures->applied = sent.last_seq;
-    figures->slots_withheld = welcome.slots;
-    tell(sched, &record);
-    test_eq_u64(sent.counts[PLAN_ADMIT], 1);
+    tell(lone.sched, &refused);
+    test_eq_u64(lone.sent.counts[PLAN_ADMIT], 1);
+    test_eq_u64(lone.sent.counts[PLAN_PING], 2);
+    sched_tick(lone.sched, 2);
+    test_eq_u64(lone.sent.counts[PLAN_PING], 2);
+    sched_get_stats(lone.sched, &stats);
+    test_eq_u64(stats.preempted_waiting, 0);
+    struct result_record record = {.kind = RESULT_PONG, .msg_seq = lone.sent.last_seq};
+    record.as.pong.figures = all_pages(&lone, lone.sent.last_seq);
+    record.as.pong.figures.slots_withheld = lone.welcome.slots;
+    tell(lone.sched, &record);
+    test_eq_u64(lone.sent.counts[PLAN_ADMIT], 1);
     record.kind = RESULT_STATE;
-    figures = &record.as.state.figures;
-    figures->slots_withheld = welcome.slots - 1;
-    tell(sched, &record);
-    test_eq_u64(sent.counts[PLAN_ADMIT], 2);
-    test_eq_u64(request.ended, 0);
-    sched_cancel(sched, 1, 2);
-    test_eq_u64(request.reason, RESULT_FINISH_CANCEL);
-    sched_destroy(sched, 2);
-    test_eq_u64(request.ended, 1);
+    record.as.state.figures = all_pages(&lone, lone.sent.last_seq);
+    record.as.state.figures.slots_withheld = lone.welcome.slots - 1;
+    tell(lone.sched, &record);
+    test_eq_u64(lone.sent.counts[PLAN_ADMIT], 2);
+    test_eq_u64(lone.request.ended, 0);
+    sched_cancel(lone.sched, 1, 2);
+    test_eq_u64(lone.request.reason, RESULT_FINISH_CANCEL);
+    sched_destroy(lone.sched, 2);
+    test_eq_u64(lone.request.ended, 1);
 }
 
 static void test_a_welcome_that_cannot_be_is_refused(void)
@@ -385,6 +438,7 @@ static const struct test_case cases[] = {
     TEST(test_a_smaller_worker_fails_what_it_could_never_run),
     TEST(test_a_worker_that_breaks_the_order_is_noticed),
     TEST(test_two_refusals_behind_each_other),
+    TEST(test_an_answer_in_the_middle_of_logprobs_is_noticed),
     TEST(test_an_admit_that_finds_no_slot_waits_for_one),
     TEST(test_a_welcome_that_cannot_be_is_refused),
 };
