@@ -6,9 +6,11 @@
  * for sampled rows.
  *
  * pick: one block per row.  The best of the chunks; greedy rows end here.  Survivors of top-k and
- * top-p are those above a threshold value, and at the threshold those of lowest id: found by
- * descending the ordered bits of the values eight at a time, weighing each digit by count (top-k)
- * or by probability mass in fixed point (top-p), so that no sum depends on the order of threads. */
+ * top-p are those above a threshold value, and at the threshold those of lowest id.  Bins of the
+ * distance to the best value, coarse then fine, find the few tokens among which it lies; there it is
+ * found by descending the ordered bits of the values, then of the ids, eight at a time.  Each digit
+ * is weighed by count (top-k) or by probability mass in fixed point (top-p), so that no sum depends
+ * on the order of threads. */
 #include <float.h>
 
 #include "kernels/cuda/device/bf16.cuh"
@@ -23,6 +25,15 @@ constexpr uint32_t PICK_WARPS = PICK_THREADS / K_WARP_LANES;
 constexpr uint32_t DIGITS = 256;
 constexpr uint32_t DIGIT_BITS = 8;
 constexpr float MASS_ONE = 1099511627776.0F; /* 2^40: 2^18 tokens of it fit 64 bits */
+
+/* A mass in parts whose sums over 2^18 tokens fit 32 bits: shared memory adds no wider words at
+ * once. */
+constexpr uint32_t LIMBS = 3;
+constexpr uint32_t LIMB_BITS = 14;
+
+constexpr uint32_t LIST_TOKENS = 4096; /* that are looked at one by one */
+constexpr float BINS_PER_LOGIT = 8.0F; /* at least half of it */
+constexpr float LAST_BIN = DIGITS - 1; /* holds all that is farther away, too */
 
 static_assert(CHUNK * sizeof(float) <= 48 * 1024, "a chunk fits static shared memory");
 
@@ -217,10 +228,17 @@ struct survivors {
     }
 };
 
+struct token_list {
+    uint32_t count; /* more than LIST_TOKENS: not all of them are there */
+    uint32_t ids[LIST_TOKENS];
+};
+
 struct pick_shared {
-    unsigned long long weights[DIGITS];
+    uint32_t limbs[LIMBS][DIGITS];
     unsigned long long rest; /* weight still to be found within the digit chosen */
     uint32_t digit;
+    token_list boundary; /* tokens that may be the last survivor */
+    token_list kept;     /* survivors of top-k */
     float best_value[PICK_WARPS];
     uint32_t best_token[PICK_WARPS];
 };
@@ -237,49 +255,150 @@ static __device__ __forceinline__ unsigned long long weight_of(weighing kind, fl
 }
 
 struct row_values {
-    const float *values; /* [count] */
+    const float *values; /* [vocab], by token id */
+    const uint32_t *ids; /* [count]; null: all tokens below count */
     uint32_t count;
     float best;
+    float bins_per_one; /* a power of two: scaling by it is exact */
 };
 
-/* Adds weights of the survivors whose `bits` (key, or id at one key) match prefix above shift. */
-template <bool BY_ID>
-static __device__ void weigh_digits(const row_values &row, const survivors &alive, uint32_t at_key,
-                                    uint32_t prefix, uint32_t shift, weighing kind,
-                                    pick_shared *shared)
+/* visit(id, value) for every token of the row that is not excluded, by all threads. */
+template <typename Visit>
+static __device__ __forceinline__ void each_token(const row_values &row, Visit visit)
 {
-    for (uint32_t i = threadIdx.x; i < DIGITS; i += PICK_THREADS) {
-        shared->weights[i] = 0;
-    }
-    __syncthreads();
-    for (uint32_t id = threadIdx.x; id < row.count; id += PICK_THREADS) {
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < row.count; i += PICK_THREADS) {
+        uint32_t id = row.ids == nullptr ? i : row.ids[i];
         float value = __ldcg(row.values + id);
-        uint32_t key = key_of(value);
-        if (value < -FLT_MAX || !alive.has(key, id) || (BY_ID && key != at_key)) {
-            continue;
-        }
-        uint32_t bits = BY_ID ? id : key;
-        bool matches = shift + DIGIT_BITS >= 32 || bits >> (shift + DIGIT_BITS) == prefix;
-        if (matches) {
-            atomicAdd(&shared->weights[bits >> shift & (DIGITS - 1)],
-                      weight_of(kind, value, row.best));
+        if (value >= -FLT_MAX) {
+            visit(id, value);
         }
     }
+}
+
+/* A better value is never in a later bin; bins of one coarse bin likewise. */
+static __device__ __forceinline__ float coarse_bin(const row_values &row, float value)
+{
+    return fminf(floorf((row.best - value) * row.bins_per_one), LAST_BIN);
+}
+
+static __device__ __forceinline__ float fine_bin(const row_values &row, float value, float coarse)
+{
+    float bins = floorf((row.best - value) * row.bins_per_one * DIGITS);
+    return fminf(bins - coarse * DIGITS, LAST_BIN);
+}
+
+static __device__ void clear_weights(pick_shared *shared)
+{
+    uint32_t *limbs = &shared->limbs[0][0];
+    for (uint32_t i = threadIdx.x; i < LIMBS * DIGITS; i += PICK_THREADS) {
+        limbs[i] = 0;
+    }
     __syncthreads();
+}
+
+static __device__ __forceinline__ void add_weight(pick_shared *shared, uint32_t digit,
+                                                  unsigned long long weight)
+{
+#pragma unroll
+    for (uint32_t limb = 0; limb < LIMBS; limb++) {
+        uint32_t part = (uint32_t)(weight >> limb * LIMB_BITS);
+        part = limb + 1 < LIMBS ? part & ((1U << LIMB_BITS) - 1) : part;
+        if (part != 0) {
+            atomicAdd(&shared->limbs[limb][digit], part);
+        }
+    }
+}
+
+static __device__ unsigned long long weight_at(const pick_shared *shared, uint32_t digit)
+{
+    unsigned long long weight = 0;
+    for (uint32_t limb = 0; limb < LIMBS; limb++) {
+        weight += (unsigned long long)shared->limbs[limb][digit] << limb * LIMB_BITS;
+    }
+    return weight;
 }
 
 /* The first digit at which the running weight reaches `rest`; DIGITS where it never does. */
 static __device__ void choose_digit(pick_shared *shared)
 {
-    if (threadIdx.x == 0) {
-        unsigned long long before = 0;
-        uint32_t digit = 0;
-        while (digit < DIGITS && before + shared->weights[digit] < shared->rest) {
-            before += shared->weights[digit++];
+    constexpr uint32_t LANE_DIGITS = DIGITS / K_WARP_LANES;
+    __syncthreads();
+    if (threadIdx.x < K_WARP_LANES) {
+        uint32_t first = threadIdx.x * LANE_DIGITS;
+        unsigned long long rest = shared->rest;
+        unsigned long long own = 0;
+        for (uint32_t i = 0; i < LANE_DIGITS; i++) {
+            own += weight_at(shared, first + i);
         }
-        shared->digit = digit;
-        shared->rest -= digit < DIGITS ? before : 0;
+        unsigned long long until = own;
+        for (uint32_t step = 1; step < K_WARP_LANES; step *= 2) {
+            unsigned long long left = __shfl_up_sync(0xffffffffU, until, step);
+            until += threadIdx.x >= step ? left : 0;
+        }
+        bool is_mine = until >= rest && until - own < rest;
+        __syncwarp(); /* every lane has read `rest` */
+        if (is_mine) {
+            unsigned long long before = until - own;
+            uint32_t digit = first;
+            while (before + weight_at(shared, digit) < rest) {
+                before += weight_at(shared, digit++);
+            }
+            shared->digit = digit;
+            shared->rest = rest - before;
+        }
+        if (!__any_sync(0xffffffffU, is_mine) && threadIdx.x == 0) {
+            shared->digit = DIGITS;
+        }
     }
+    __syncthreads();
+}
+
+/* Descends the bits of keys, then of ids, of the row's survivors to the last of those whose weight
+ * reaches `rest`; all of them where together they weigh less. */
+static __device__ survivors descend(const row_values &row, survivors alive, weighing kind,
+                                    pick_shared *shared)
+{
+    uint32_t limits[2] = {0, 0};
+    for (int by_id = 0; by_id < 2; by_id++) {
+        for (int shift = 32 - (int)DIGIT_BITS; shift >= 0; shift -= (int)DIGIT_BITS) {
+            clear_weights(shared);
+            each_token(row, [&](uint32_t id, float value) {
+                uint32_t key = key_of(value);
+                uint32_t bits = by_id != 0 ? id : key;
+                bool is_above = shift + (int)DIGIT_BITS >= 32 ||
+                                bits >> (shift + (int)DIGIT_BITS) == limits[by_id];
+                if (is_above && alive.has(key, id) && (by_id == 0 || key == limits[0])) {
+                    add_weight(shared, bits >> shift & (DIGITS - 1),
+                               weight_of(kind, value, row.best));
+                }
+            });
+            choose_digit(shared);
+            if (shared->digit == DIGITS) {
+                return alive;
+            }
+            limits[by_id] = limits[by_id] << DIGIT_BITS | shared->digit;
+        }
+    }
+    return {limits[0], limits[1]};
+}
+
+/* Tokens for which is_in(id, value), in any order. */
+template <typename IsIn>
+static __device__ void list_tokens(const row_values &row, token_list *list, IsIn is_in)
+{
+    if (threadIdx.x == 0) {
+        list->count = 0;
+    }
+    __syncthreads();
+    each_token(row, [&](uint32_t id, float value) {
+        if (is_in(id, value)) {
+            uint32_t at = atomicAdd(&list->count, 1);
+            if (at < LIST_TOKENS) {
+                list->ids[at] = id;
+            }
+        }
+    });
     __syncthreads();
 }
 
@@ -287,27 +406,42 @@ static __device__ void choose_digit(pick_shared *shared)
 static __device__ survivors cut(const row_values &row, survivors alive, unsigned long long wanted,
                                 weighing kind, pick_shared *shared)
 {
+    wanted = wanted == 0 ? 1 : wanted;
     if (threadIdx.x == 0) {
-        shared->rest = wanted == 0 ? 1 : wanted;
+        shared->rest = wanted;
     }
-    uint32_t limits[2] = {0, 0};
-    __syncthreads();
-    for (int by_id = 0; by_id < 2; by_id++) {
-        for (int shift = 32 - (int)DIGIT_BITS; shift >= 0; shift -= (int)DIGIT_BITS) {
-            if (by_id != 0) {
-                weigh_digits<true>(row, alive, limits[0], limits[1], (uint32_t)shift, kind, shared);
-            } else {
-                weigh_digits<false>(row, alive, 0, limits[0], (uint32_t)shift, kind, shared);
-            }
-            choose_digit(shared);
-            if (shared->digit == DIGITS) {
-                return alive; /* all of them together weigh less */
-            }
-            limits[by_id] = limits[by_id] << DIGIT_BITS | shared->digit;
+    clear_weights(shared);
+    each_token(row, [&](uint32_t id, float value) {
+        if (alive.has(key_of(value), id)) {
+            add_weight(shared, (uint32_t)coarse_bin(row, value), weight_of(kind, value, row.best));
         }
+    });
+    choose_digit(shared);
+    if (shared->digit == DIGITS) {
+        return alive; /* all of them together weigh less */
     }
-    survivors out = {limits[0], limits[1]};
-    return out;
+    float coarse = (float)shared->digit;
+    clear_weights(shared);
+    each_token(row, [&](uint32_t id, float value) {
+        if (coarse_bin(row, value) == coarse && alive.has(key_of(value), id)) {
+            add_weight(shared, (uint32_t)fine_bin(row, value, coarse),
+                       weight_of(kind, value, row.best));
+        }
+    });
+    choose_digit(shared);
+    float fine = (float)shared->digit;
+    list_tokens(row, &shared->boundary, [&](uint32_t id, float value) {
+        return coarse_bin(row, value) == coarse && fine_bin(row, value, coarse) == fine &&
+               alive.has(key_of(value), id);
+    });
+    row_values among = row;
+    if (shared->boundary.count <= LIST_TOKENS) {
+        among.ids = shared->boundary.ids;
+        among.count = shared->boundary.count;
+    } else if (threadIdx.x == 0) {
+        shared->rest = wanted; /* too many: among all of the row */
+    }
+    return descend(among, alive, kind, shared);
 }
 
 static __device__ unsigned long long total_mass(const row_values &row, const survivors &alive,
@@ -318,13 +452,15 @@ static __device__ unsigned long long total_mass(const row_values &row, const sur
     }
     __syncthreads();
     unsigned long long own = 0;
-    for (uint32_t id = threadIdx.x; id < row.count; id += PICK_THREADS) {
-        float value = __ldcg(row.values + id);
-        if (value >= -FLT_MAX && alive.has(key_of(value), id)) {
-            own += weight_of(WEIGH_MASS, value, row.best);
-        }
+    each_token(row, [&](uint32_t id, float value) {
+        own += alive.has(key_of(value), id) ? weight_of(WEIGH_MASS, value, row.best) : 0;
+    });
+    for (int step = K_WARP_LANES / 2; step > 0; step /= 2) {
+        own += __shfl_xor_sync(0xffffffffU, own, step);
     }
-    atomicAdd(&shared->rest, own);
+    if (threadIdx.x % K_WARP_LANES == 0) {
+        atomicAdd(&shared->rest, own);
+    }
     __syncthreads();
     unsigned long long total = shared->rest;
     __syncthreads();
@@ -349,12 +485,18 @@ static __device__ uint32_t block_best(float value, uint32_t token, pick_shared *
 
 static_assert(PICK_WARPS == K_WARP_LANES, "one warp reads the bests of all");
 
-static __device__ uint32_t draw(const k_sampler &sampler, const k_sample_row &at,
-                                const row_values &row, pick_shared *shared)
+static __device__ uint32_t draw(const k_sampler &sampler, const k_sample_row &at, row_values row,
+                                pick_shared *shared)
 {
     survivors alive = {0xffffffffU, 0xffffffffU};
     if (sampler.top_k != 0 && sampler.top_k < row.count) {
         alive = cut(row, alive, sampler.top_k, WEIGH_COUNT, shared);
+        if (sampler.top_k <= LIST_TOKENS) {
+            list_tokens(row, &shared->kept,
+                        [&](uint32_t id, float value) { return alive.has(key_of(value), id); });
+            row.ids = shared->kept.ids;
+            row.count = shared->kept.count;
+        }
     }
     if (sampler.top_p < 1.0F) {
         double wanted = (double)sampler.top_p * (double)total_mass(row, alive, shared);
@@ -363,17 +505,22 @@ static __device__ uint32_t draw(const k_sampler &sampler, const k_sample_row &at
     float least = sampler.min_p > 0.0F ? row.best + logf(sampler.min_p) : -FLT_MAX;
     float best = -INFINITY;
     uint32_t token = 0xffffffffU;
-    for (uint32_t id = threadIdx.x; id < row.count; id += PICK_THREADS) {
-        float value = __ldcg(row.values + id);
-        if (value >= least && value >= -FLT_MAX && alive.has(key_of(value), id)) {
+    each_token(row, [&](uint32_t id, float value) {
+        if (value >= least && alive.has(key_of(value), id)) {
             float noisy = value + k_philox_gumbel(sampler.seed, at.position, id);
             if (is_better(noisy, id, best, token)) {
                 best = noisy;
                 token = id;
             }
         }
-    }
+    });
     return block_best(best, token, shared);
+}
+
+/* Bins that are as wide in logits whatever the temperature is. */
+static __device__ __forceinline__ float bins_per_one(float temperature)
+{
+    return exp2f(floorf(log2f(BINS_PER_LOGIT * temperature)));
 }
 
 static __global__ void __launch_bounds__(PICK_THREADS)
@@ -413,7 +560,8 @@ static __global__ void __launch_bounds__(PICK_THREADS)
     bool is_excluded = __syncthreads_or(value >= -FLT_MAX) == 0;
     if (is_sound && !is_excluded && sampler.temperature >= K_MIN_TEMPERATURE) {
         const float *values = scratch.values + (uint64_t)blockIdx.x * args.slots.vocab_tokens;
-        row_values row = {values, args.slots.vocab_tokens, __ldcg(values + token)};
+        row_values row = {values, nullptr, args.slots.vocab_tokens, __ldcg(values + token),
+                          bins_per_one(sampler.temperature)};
         token = draw(sampler, at, row, &shared);
     }
     if (threadIdx.x == 0) {

@@ -116,16 +116,17 @@ class Served:
 class Stream:
     """One streamed completion of random token ids: when its tokens came, and how it ended."""
 
-    def __init__(self, rng, prompt, output, vocab=200000):
+    def __init__(self, rng, prompt, output, vocab=200000, options=None):
         self.ids = [2] + [rng.randrange(300, vocab) for _ in range(prompt - 1)]
         self.output = output
+        self.options = options or {}
         self.stamps = []
         self.error = None    # of an error event, or of the connection
         self.is_event = False
 
     async def run(self, session, url):
         body = {"prompt": self.ids, "max_tokens": self.output, "ignore_eos": True,
-                "temperature": 0, "stream": True}
+                "temperature": 0, "stream": True, **self.options}
         try:
             async with session.post(url + "/v1/completions", json=body) as answer:
                 if answer.status != 200:
