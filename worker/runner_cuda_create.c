@@ -305,27 +305,56 @@ static enum err_code capture_all(struct runner_cuda *runner, struct err *err)
     return code;
 }
 
-/* Prompts of growing length by nobody, whose products take kernels of their own: the first real ones
- * shall not wait for those to be loaded. */
-static enum err_code warm_prompts(struct runner_cuda *runner, struct err *err)
+/* A prompt of so many tokens by nobody.  shape->tokens is the count with its padding. */
+static enum err_code warm_prompt(struct runner_cuda *runner, uint32_t tokens, enum step_part part,
+                                 struct step_shape *shape, struct err *err)
+{
+    struct k_row row = stage_nobody();
+    row.count = tokens;
+    row.first_id = 0;
+    *shape = (struct step_shape){.rows = 1,
+                                 .tokens = tokens,
+                                 .sample_rows = part == STEP_PART_FORWARD ? 0 : 1,
+                                 .has_records = true,
+                                 .begins = true,
+                                 .ends = true,
+                                 .published = runner->flights[0].device_picks,
+                                 .stamp = runner->flights[0].device_stamp};
+    runner_cuda_pad(&runner->super.limits, shape);
+    enum err_code code = write_nobody(runner, &row, 1, err);
+    return code == ERR_OK ? runner_cuda_enqueue(runner, shape, part, err) : code;
+}
+
+/* So few layers that there is one of each family among them. */
+static uint32_t telling_layers(const struct model_config *config)
+{
+    uint32_t count = 1;
+    while (count < config->layer_count &&
+           config->layers[count].family == config->layers[0].family) {
+        count++;
+    }
+    return num_min(count + 1, config->layer_count);
+}
+
+/* Every count of tokens that a step with prompts has, in few layers: products are chosen by shape.
+ * Then whole steps of growing length, whose kernels are loaded when they first run. */
+static enum err_code warm_prompts(struct runner_cuda *runner, const struct model_config *config,
+                                  struct err *err)
 {
     const struct runner_limits *limits = &runner->super.limits;
     uint32_t most = num_min(limits->max_step_tokens, limits->max_context_tokens);
+    struct model_config few = *config;
+    few.layer_count = telling_layers(config);
+    runner->forward.options.config = &few;
+    struct step_shape shape = {0};
     enum err_code code = ERR_OK;
+    for (uint32_t tokens = K_CUDA_SMALL_ROWS + 1; code == ERR_OK && tokens <= most;
+         tokens = shape.tokens + 1) {
+        code = warm_prompt(runner, tokens, STEP_PART_FORWARD, &shape, err);
+    }
+    runner->forward.options.config = config;
     for (uint32_t tokens = WARM_TOKENS; code == ERR_OK && tokens / 2 < most; tokens *= 2) {
-        struct k_row row = stage_nobody();
-        row.count = num_min(tokens, most);
-        row.first_id = 0;
-        const struct step_shape shape = {.rows = 1,
-                                         .tokens = row.count,
-                                         .sample_rows = 1,
-                                         .has_records = true,
-                                         .begins = true,
-                                         .ends = true,
-                                         .published = runner->flights[0].device_picks,
-                                         .stamp = runner->flights[0].device_stamp};
-        code = write_nobody(runner, &row, 1, err);
-        code = code == ERR_OK ? runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err) : code;
+        code = warm_prompt(runner, num_min(tokens, most), STEP_PART_WHOLE, &shape, err);
     }
     return code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
 }
@@ -355,7 +384,7 @@ static enum err_code create_parts(struct runner_cuda *runner, const struct model
         code = forward_create(&forward_options, &runner->forward, err);
     }
     code = code == ERR_OK ? choose_buckets(runner, err) : code;
-    code = code == ERR_OK ? warm_prompts(runner, err) : code;
+    code = code == ERR_OK ? warm_prompts(runner, config, err) : code;
     code = code == ERR_OK && options->uses_graphs ? capture_all(runner, err) : code;
     return code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
 }

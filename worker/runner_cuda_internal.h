@@ -36,7 +36,8 @@ enum step_part {
 struct step_shape {
     uint32_t first_row;
     uint32_t rows;
-    uint32_t tokens;
+    uint32_t tokens;       /* padding included */
+    uint32_t pad_multiple; /* they are a multiple of this; 0: no padding */
     uint32_t sample_rows;
     uint32_t prompt_rows; /* tokens of rows with prompt logprobs */
     bool has_records;
@@ -57,21 +58,21 @@ struct bucket {
 /* One step in flight, in pinned memory: what is copied to the device, and what comes back. */
 struct flight {
     struct stage_upload upload;
-    uint32_t row_count;                /* of the step, as all its results are indexed */
-    struct k_pick *picks;              /* [packed rows] of those launched operator by operator */
-    struct k_pick *device_picks;       /* the same, as the device sees them */
-    struct k_stamp *own_stamp;         /* for a step whose last part is not a graph */
-    struct k_stamp *device_stamp;      /* the same, as the device sees it */
-    const struct k_stamp *stamp;       /* where this step's is; null: it has none */
-    unsigned char *device_block; /* the upload block, as the device sees it */
-    struct k_logprob *sample_records;  /* [packed rows] */
-    struct k_logprob *prompt_records;  /* [tokens], by prompt id */
-    bool *has_record;                  /* [rows] the slot asked for logprobs */
-    bool wants_records;                /* some row did */
-    bool wants_prompt;                 /* some prompt row did */
-    bool has_failed;                   /* on purpose; nothing but its patches was enqueued */
-    bool awaits_masks;                 /* the sampler is not launched */
-    uint64_t failures_seen;            /* collected when it was launched */
+    uint32_t row_count;               /* of the step, as all its results are indexed */
+    struct k_pick *picks;             /* [packed rows] of those launched operator by operator */
+    struct k_pick *device_picks;      /* the same, as the device sees them */
+    struct k_stamp *own_stamp;        /* for a step whose last part is not a graph */
+    struct k_stamp *device_stamp;     /* the same, as the device sees it */
+    const struct k_stamp *stamp;      /* where this step's is; null: it has none */
+    unsigned char *device_block;      /* the upload block, as the device sees it */
+    struct k_logprob *sample_records; /* [packed rows] */
+    struct k_logprob *prompt_records; /* [tokens], by prompt id */
+    bool *has_record;                 /* [rows] the slot asked for logprobs */
+    bool wants_records;               /* some row did */
+    bool wants_prompt;                /* some prompt row did */
+    bool has_failed;                  /* on purpose; nothing but its patches was enqueued */
+    bool awaits_masks;                /* the sampler is not launched */
+    uint64_t failures_seen;           /* collected when it was launched */
 
     struct bucket
         *bucket; /* of its decode rows, which lie in front; null: none run by themselves */
@@ -159,6 +160,10 @@ static inline uint32_t runner_cuda_opening_mark(uint64_t opening)
 
 static_assert(2 * (RUNNER_MAX_DEPTH + 1) + RUNNER_CUDA_OPENINGS <= DEVICE_CUDA_MARKS,
               "a mark for everything");
+
+/* Rounds the tokens up to one of few counts: cuBLAS takes as long as a step to choose a product that it
+ * has not met. */
+void runner_cuda_pad(const struct runner_limits *limits, struct step_shape *shape);
 
 /* Part of a step of that shape over the resident rows: prologue, forward pass, logits; then sampler
  * and tail. */

@@ -27,6 +27,7 @@ static enum err_code expand(struct runner_cuda *runner, const struct step_shape 
     struct k_expand_args args =
         stage_expand_args(&runner->tables, &part, runner->picks + shape->first_row);
     args.begin_ns = shape->begins ? runner->begin_ns : NULL;
+    args.pad_tokens_multiple = shape->pad_multiple;
     return ranges_ops()->expand(runner->stream, &args, err);
 }
 
@@ -129,6 +130,25 @@ enum err_code runner_cuda_enqueue(struct runner_cuda *runner, const struct step_
     return code == ERR_OK && part != STEP_PART_FORWARD ? enqueue_sampler(runner, shape, err) : code;
 }
 
+/* Up to 16 tokens are multiplied without cuBLAS; beyond, padding costs at most an eighth. */
+void runner_cuda_pad(const struct runner_limits *limits, struct step_shape *shape)
+{
+    static const struct {
+        uint32_t above_tokens;
+        uint32_t multiple;
+    } steps[] = {{4096, 512}, {2048, 256}, {1024, 64}, {256, 32}, {K_CUDA_SMALL_ROWS, 16}};
+    for (uint32_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+        if (shape->tokens > steps[i].above_tokens) {
+            uint32_t padded = num_ceil_div(shape->tokens, steps[i].multiple) * steps[i].multiple;
+            if (padded <= limits->max_step_tokens) {
+                shape->tokens = padded;
+                shape->pad_multiple = steps[i].multiple;
+            }
+            return;
+        }
+    }
+}
+
 /* ---- uploads ---- */
 
 static bool is_resident(const struct runner_cuda *runner, const struct k_row *rows, uint32_t count)
@@ -225,6 +245,7 @@ static uint32_t choose_shape(struct runner_cuda *runner, struct flight *flight)
         flight->shape = shape_of(flight, 0, flight->bucket->rows);
     } else {
         flight->shape = shape_of(flight, 0, is_apart ? 0 : row_count);
+        runner_cuda_pad(&runner->super.limits, &flight->shape);
     }
     flight->shape.ends = !is_apart || packed->id_count == 0;
     return row_count;
@@ -262,6 +283,7 @@ static enum err_code run_pieces(struct runner_cuda *runner, const struct flight 
     for (uint32_t i = limits->max_step_rows;
          code == ERR_OK && limits->segment_tokens != 0 && i < flight->upload.row_count; i++) {
         struct step_shape shape = shape_of(flight, i, 1);
+        runner_cuda_pad(limits, &shape);
         shape.begins = i == limits->max_step_rows && flight->shape.rows == 0;
         shape.ends = i + 1 == flight->upload.row_count;
         code = runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err);
