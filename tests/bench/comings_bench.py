@@ -19,6 +19,7 @@ import served  # noqa: E402
 
 PLACES = 16
 PROMPT = 12
+NEIGHBOUR_PROMPT = 1200  # beyond the window, where a step takes as long for every token
 KINDS = 7
 
 
@@ -61,7 +62,7 @@ async def neighbours(url, output, beside):
     """The gaps of 16 neighbours while `beside` runs, which starts when all of them have begun."""
     rng = random.Random(11)
     async with served.client() as session:
-        streams = [served.Stream(rng, 64, output) for _ in range(PLACES)]
+        streams = [served.Stream(rng, NEIGHBOUR_PROMPT, output) for _ in range(PLACES)]
         tasks = [asyncio.create_task(stream.run(session, url)) for stream in streams]
         while not all(stream.stamps for stream in streams):
             await asyncio.sleep(0.005)
