@@ -1,0 +1,207 @@
+"""64 clients against pools that hold about ten full requests: every answer as when nothing else ran,
+none stuck, and everything balances afterwards.  usage: soak_test.py BUILD_DIR, see load.py"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+
+import load
+from load import Answer, expect
+
+CLIENTS = 64
+LONGEST_PROMPT = 3000
+LONGEST_OUTPUT = 96
+PREFIX = 700
+# The longest request holds 49 global pages, and 4 local ones once its prompt is done.
+POOLS = ("--global-pages", 490, "--local-pages", 47, "--max-slots", 64)
+
+
+class Workload:
+    """Prompts, and the answers that they get when nothing else runs."""
+
+    def __init__(self, rng, prompt_count):
+        prefix = load.random_ids(rng, PREFIX)
+        self.prompts = []
+        for i in range(prompt_count):
+            ids = load.random_ids(rng, rng.randrange(200, LONGEST_PROMPT + 1))
+            if i % 2 == 0:
+                ids = prefix[:len(ids) - 1] + ids[PREFIX:] if len(ids) > PREFIX else (
+                    prefix[:len(ids) - 1] + ids[-1:])
+            self.prompts.append(ids)
+        self.answers = []
+
+    async def learn(self, session, url):
+        for prompt in self.prompts:
+            answer = await load.in_time(Answer(prompt, LONGEST_OUTPUT, False).run(session, url),
+                                        "a request alone")
+            self.answers.append(answer.expect_whole().ids)
+
+
+class Soak:
+    """The clients, what they saw, and the faults that excuse a failed request."""
+
+    def __init__(self, server, workload, rng, session):
+        self.server = server
+        self.workload = workload
+        self.rng = rng
+        self.session = session
+        self.end = 0.0
+        self.whole = self.left = self.excused = self.mismatched = 0
+        self.problems = []
+        self.faults = []       # times of kills
+        self.forgiven_s = 60   # after a kill: the worker's restart, and requests that it lost
+
+    def is_excused(self, answer):
+        return any(answer.sent - self.forgiven_s < fault < time.monotonic()
+                   for fault in self.faults)
+
+    def check(self, answer, index):
+        want = self.workload.answers[index][:answer.output]
+        if answer.ids != want[:len(answer.ids)]:
+            self.mismatched += 1
+            self.problems.append(f"prompt {index} of {len(answer.body['prompt'])} tokens: "
+                                 f"{answer.ids} instead of {want}")
+        if answer.status == 200 and not answer.error and answer.has_finished:
+            self.whole += 1
+            if len(answer.ids) != answer.output:
+                self.problems.append(f"{len(answer.ids)} tokens, asked for {answer.output}")
+        elif self.is_excused(answer):
+            self.excused += 1
+        else:
+            self.problems.append(f"prompt {index}: status {answer.status}, {answer.error!r}, "
+                                 f"{len(answer.ids)} of {answer.output} tokens")
+
+    async def leave(self, answer, task):
+        """Closes the connection at some moment from before the first byte to the last token."""
+        if self.rng.random() < 0.5:
+            await asyncio.wait([task], timeout=self.rng.random() ** 3 * 20)
+        else:
+            wanted = self.rng.randrange(1, answer.output)
+            reached = asyncio.Event()
+            answer.on_token = lambda a: len(a.ids) >= wanted and reached.set()
+            waiter = asyncio.create_task(reached.wait())
+            await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
+            waiter.cancel()
+        is_over = task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return is_over
+
+    async def request(self):
+        rng = self.rng
+        index = rng.randrange(len(self.workload.prompts))
+        answer = Answer(self.workload.prompts[index], rng.randrange(2, LONGEST_OUTPUT + 1),
+                        is_stream=rng.random() < 0.7, priority=rng.randrange(-2, 3))
+        task = asyncio.create_task(answer.run(self.session, self.server.url))
+        if rng.random() < 1 / 3:
+            if not await load.in_time(self.leave(answer, task), f"prompt {index}"):
+                self.left += 1
+                return
+        await load.in_time(task, f"prompt {index}")
+        self.check(answer, index)
+
+    async def client(self):
+        while time.monotonic() < self.end and not self.problems:
+            await self.request()
+
+    async def run(self, seconds, *others):
+        self.end = time.monotonic() + seconds
+        await asyncio.gather(*(self.client() for _ in range(CLIENTS)), *others)
+        expect(not self.problems, f"{len(self.problems)} problems: " + "; ".join(self.problems[:3]))
+
+
+async def stall(server, name, seconds):
+    """A program stands still: nothing may be lost where that is less than the session timeout."""
+    pid = server.child(name)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def kill(soak, name):
+    pid = soak.server.child(name)
+    soak.faults.append(time.monotonic())
+    os.kill(pid, signal.SIGKILL)
+
+
+async def pause_then(seconds, action, *arguments):
+    await asyncio.sleep(seconds)
+    await action(*arguments)
+
+
+async def stall_for_too_long(soak, timeout_s):
+    """Each program in turn stands still for longer than a session bears, while requests come."""
+    while time.monotonic() < soak.end:
+        for name in ("bezel-worker", "bezel-frontend"):
+            await asyncio.sleep(2 * timeout_s)
+            soak.faults.append(time.monotonic())
+            await stall(soak.server, name, 1.5 * timeout_s)
+
+
+def report(soak, figures):
+    steps = load.figure(figures, "bezel:worker_steps_total")
+    print(f"{soak.whole} whole, {soak.left} left, {soak.excused} excused, {steps:.0f} steps, "
+          f"{load.count(figures, 'cancelled')} cancelled, "
+          f"{load.figure(figures, 'vllm:num_preemptions_total'):.0f} preempted")
+
+
+async def learn(settings, rng, prompt_count):
+    workload = Workload(rng, prompt_count)
+    with load.Server(settings, *POOLS) as server:
+        async with load.client() as session:
+            await workload.learn(session, server.url)
+            await load.expect_balance(server, session)
+    return workload
+
+
+async def expect_same_answers_alone(soak):
+    for prompt, want in list(zip(soak.workload.prompts, soak.workload.answers))[::5]:
+        answer = await load.in_time(
+            Answer(prompt, LONGEST_OUTPUT).run(soak.session, soak.server.url), "a request alone")
+        expect(answer.expect_whole().ids == want, "a prompt alone has another answer than before")
+
+
+async def soak(settings, seconds, prompt_count, *others_of, options=()):
+    rng = random.Random(settings.seed)
+    workload = await learn(settings, rng, prompt_count)
+    with load.Server(settings, *POOLS, *options) as server:
+        async with load.client() as session:
+            run = Soak(server, workload, rng, session)
+            await run.run(seconds, *(other(run) for other in others_of))
+            report(run, await load.expect_balance(server, session))
+            least = 0 if run.faults else CLIENTS / 4
+            expect(run.whole > least and run.left > 0, f"only {run.whole} requests were answered")
+            if not run.faults:
+                await expect_same_answers_alone(run)
+                await load.expect_balance(server, session)
+
+
+def test_soak_with_a_stalled_frontend(settings):
+    seconds = settings.seconds or (600 if settings.is_full else 60)
+    asyncio.run(soak(settings, seconds, 160 if settings.is_full else 24,
+                     lambda run: pause_then(seconds / 2, stall, run.server,
+                                            "bezel-frontend", 3)))
+
+
+def test_soak_with_lost_sessions(settings):
+    """Sessions end by silence of either side, again and again: requests may fail, none is stuck."""
+    seconds = settings.seconds or (120 if settings.is_full else 20)
+    asyncio.run(soak(settings, seconds, 8, lambda run: stall_for_too_long(run, 1),
+                     options=("--session-timeout-ms", 1000)))
+
+
+def test_soak_under_kills(settings):
+    """The worker, and later the frontend, is killed in the middle: what ran then may fail."""
+    seconds = settings.seconds or (180 if settings.is_full else 30)
+    asyncio.run(soak(settings, seconds, 12,
+                     lambda run: pause_then(seconds / 4, kill, run, "bezel-worker"),
+                     lambda run: pause_then(seconds / 2, kill, run, "bezel-frontend")))
+
+
+if __name__ == "__main__":
+    sys.exit(load.main(sys.modules[__name__]))
