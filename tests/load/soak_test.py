@@ -2,6 +2,7 @@
 none stuck, and everything balances afterwards.  usage: soak_test.py BUILD_DIR, see load.py"""
 
 import asyncio
+import dataclasses
 import os
 import random
 import signal
@@ -11,32 +12,40 @@ import time
 import load
 from load import Answer, expect
 
-CLIENTS = 64
-LONGEST_PROMPT = 3000
-LONGEST_OUTPUT = 96
-PREFIX = 700
-# The longest request holds 49 global pages, and 4 local ones once its prompt is done.
-POOLS = ("--global-pages", 490, "--local-pages", 47, "--max-slots", 64)
+SHORTEST_PROMPT = 200
+
+
+@dataclasses.dataclass
+class Shape:
+    """What the clients ask for, and how small the pools are."""
+    prompt_count: int
+    longest_prompt: int = 3000
+    longest_output: int = 96
+    prefix: int = 700  # tokens that every other prompt begins with
+    clients: int = 64
+    # The longest request holds 49 global pages, and 4 local ones once its prompt is done.
+    options: tuple = ("--global-pages", 490, "--local-pages", 47, "--max-slots", 64)
 
 
 class Workload:
     """Prompts, and the answers that they get when nothing else runs."""
 
-    def __init__(self, rng, prompt_count):
-        prefix = load.random_ids(rng, PREFIX)
+    def __init__(self, rng, shape):
+        self.shape = shape
+        prefix = load.random_ids(rng, shape.prefix)
         self.prompts = []
-        for i in range(prompt_count):
-            ids = load.random_ids(rng, rng.randrange(200, LONGEST_PROMPT + 1))
+        for i in range(shape.prompt_count):
+            ids = load.random_ids(rng, rng.randrange(SHORTEST_PROMPT, shape.longest_prompt + 1))
             if i % 2 == 0:
-                ids = prefix[:len(ids) - 1] + ids[PREFIX:] if len(ids) > PREFIX else (
-                    prefix[:len(ids) - 1] + ids[-1:])
+                shared = min(shape.prefix, len(ids) - 1)
+                ids = prefix[:shared] + ids[shared:]
             self.prompts.append(ids)
         self.answers = []
 
     async def learn(self, session, url):
         for prompt in self.prompts:
-            answer = await load.in_time(Answer(prompt, LONGEST_OUTPUT, False).run(session, url),
-                                        "a request alone")
+            answer = Answer(prompt, self.shape.longest_output, False)
+            await load.in_time(answer.run(session, url), "a request alone")
             self.answers.append(answer.expect_whole().ids)
 
 
@@ -93,7 +102,8 @@ class Soak:
     async def request(self):
         rng = self.rng
         index = rng.randrange(len(self.workload.prompts))
-        answer = Answer(self.workload.prompts[index], rng.randrange(2, LONGEST_OUTPUT + 1),
+        answer = Answer(self.workload.prompts[index],
+                        rng.randrange(2, self.workload.shape.longest_output + 1),
                         is_stream=rng.random() < 0.7, priority=rng.randrange(-2, 3))
         task = asyncio.create_task(answer.run(self.session, self.server.url))
         if rng.random() < 1 / 3:
@@ -109,7 +119,7 @@ class Soak:
 
     async def run(self, seconds, *others):
         self.end = time.monotonic() + seconds
-        await asyncio.gather(*(self.client() for _ in range(CLIENTS)), *others)
+        await asyncio.gather(*(self.client() for _ in range(self.workload.shape.clients)), *others)
         expect(not self.problems, f"{len(self.problems)} problems: " + "; ".join(self.problems[:3]))
 
 
@@ -143,16 +153,20 @@ async def stall_for_too_long(soak, timeout_s):
             await stall(soak.server, name, 1.5 * timeout_s)
 
 
+def preempted(figures):
+    return load.figure(figures, "vllm:num_preemptions_total")
+
+
 def report(soak, figures):
     steps = load.figure(figures, "bezel:worker_steps_total")
     print(f"{soak.whole} whole, {soak.left} left, {soak.excused} excused, {steps:.0f} steps, "
-          f"{load.count(figures, 'cancelled')} cancelled, "
-          f"{load.figure(figures, 'vllm:num_preemptions_total'):.0f} preempted")
+          f"{load.count(figures, 'cancelled')} cancelled, {preempted(figures):.0f} preempted, "
+          f"{load.figure(figures, 'vllm:prefix_cache_hits_total'):.0f} tokens reused")
 
 
-async def learn(settings, rng, prompt_count):
-    workload = Workload(rng, prompt_count)
-    with load.Server(settings, *POOLS) as server:
+async def learn(settings, rng, shape):
+    workload = Workload(rng, shape)
+    with load.Server(settings, *shape.options) as server:
         async with load.client() as session:
             await workload.learn(session, server.url)
             await load.expect_balance(server, session)
@@ -162,43 +176,54 @@ async def learn(settings, rng, prompt_count):
 async def expect_same_answers_alone(soak):
     for prompt, want in list(zip(soak.workload.prompts, soak.workload.answers))[::5]:
         answer = await load.in_time(
-            Answer(prompt, LONGEST_OUTPUT).run(soak.session, soak.server.url), "a request alone")
+            Answer(prompt, len(want)).run(soak.session, soak.server.url), "a request alone")
         expect(answer.expect_whole().ids == want, "a prompt alone has another answer than before")
 
 
-async def soak(settings, seconds, prompt_count, *others_of, options=()):
+async def soak(settings, seconds, shape, *others_of, options=()):
     rng = random.Random(settings.seed)
-    workload = await learn(settings, rng, prompt_count)
-    with load.Server(settings, *POOLS, *options) as server:
+    workload = await learn(settings, rng, shape)
+    with load.Server(settings, *shape.options, *options) as server:
         async with load.client() as session:
             run = Soak(server, workload, rng, session)
             await run.run(seconds, *(other(run) for other in others_of))
-            report(run, await load.expect_balance(server, session))
-            least = 0 if run.faults else CLIENTS / 4
+            figures = await load.expect_balance(server, session)
+            report(run, figures)
+            least = 0 if run.faults else shape.clients / 4
             expect(run.whole > least and run.left > 0, f"only {run.whole} requests were answered")
             if not run.faults:
                 await expect_same_answers_alone(run)
                 await load.expect_balance(server, session)
+            return figures
 
 
 def test_soak_with_a_stalled_frontend(settings):
     seconds = settings.seconds or (600 if settings.is_full else 60)
-    asyncio.run(soak(settings, seconds, 160 if settings.is_full else 24,
+    asyncio.run(soak(settings, seconds, Shape(160 if settings.is_full else 24),
                      lambda run: pause_then(seconds / 2, stall, run.server,
                                             "bezel-frontend", 3)))
+
+
+def test_soak_with_preemptions(settings):
+    """Long outputs outgrow the pool: victims are computed again and say the same."""
+    seconds = settings.seconds or (180 if settings.is_full else 20)
+    shape = Shape(6, longest_prompt=300, longest_output=400, prefix=130, clients=16,
+                  options=("--global-pages", 22, "--local-pages", 60, "--max-slots", 16))
+    figures = asyncio.run(soak(settings, seconds, shape))
+    expect(preempted(figures) > 0, "nothing was preempted: the pool is too large for this test")
 
 
 def test_soak_with_lost_sessions(settings):
     """Sessions end by silence of either side, again and again: requests may fail, none is stuck."""
     seconds = settings.seconds or (120 if settings.is_full else 20)
-    asyncio.run(soak(settings, seconds, 8, lambda run: stall_for_too_long(run, 1),
+    asyncio.run(soak(settings, seconds, Shape(8), lambda run: stall_for_too_long(run, 1),
                      options=("--session-timeout-ms", 1000)))
 
 
 def test_soak_under_kills(settings):
     """The worker, and later the frontend, is killed in the middle: what ran then may fail."""
     seconds = settings.seconds or (180 if settings.is_full else 30)
-    asyncio.run(soak(settings, seconds, 12,
+    asyncio.run(soak(settings, seconds, Shape(12),
                      lambda run: pause_then(seconds / 4, kill, run, "bezel-worker"),
                      lambda run: pause_then(seconds / 2, kill, run, "bezel-frontend")))
 
