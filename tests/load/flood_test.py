@@ -11,6 +11,7 @@ from load import Answer, expect
 
 LONG_PROMPT = 3000
 STEP_TOKENS = 512
+WIDTH = 4  # long prompts at once
 POOLS = ("--global-pages", 560, "--local-pages", 60, "--max-slots", 32,
          "--max-step-tokens", STEP_TOKENS)
 
@@ -55,7 +56,7 @@ async def live_stream_beside_a_flood(settings):
                 await asyncio.sleep(0.01)
             before = await steps(session, url)
             begin = len(live.stamps)
-            served = await flood_for(session, url, rng, seconds, 8)
+            served = await flood_for(session, url, rng, seconds, WIDTH)
             after = await steps(session, url)
             stamps = live.stamps[begin:]
             expect(not task.done(), f"the live stream ended: {live.error} {len(live.ids)}")
@@ -67,7 +68,7 @@ async def live_stream_beside_a_flood(settings):
             # Every step has the stream's row; the last few tokens may not have come yet.
             expect(len(stamps) >= after - before - 8,
                    f"{len(stamps)} tokens in {after - before:.0f} steps: the stream was left out")
-            expect(served >= 8, f"only {served} long prompts were served")
+            expect(served >= WIDTH, f"only {served} long prompts were served")
             if settings.has_times:
                 expect(worst <= 2 * budget_s,
                        f"gap of {worst:.3f} s, the step budget is {budget_s:.3f} s")
@@ -132,10 +133,11 @@ async def arrivals_beyond_the_pool(settings):
     seconds = settings.seconds or (60 if settings.is_full else 20)
     stamps = []
     refused = []
-    with load.Server(settings, *POOLS, "--max-queue", 32) as server:
+    small = ("--global-pages", 140, "--local-pages", 40, "--max-slots", 16, "--max-queue", 16)
+    with load.Server(settings, *small) as server:
         async with load.client() as session:
             async def one():
-                answer = Answer(load.random_ids(rng, rng.randrange(400, LONG_PROMPT)), 24)
+                answer = Answer(load.random_ids(rng, rng.randrange(200, 1200)), 24)
                 answer.on_token = lambda _: stamps.append(time.monotonic())
                 await load.in_time(answer.run(session, server.url), "an arrival")
                 if answer.status == 429:

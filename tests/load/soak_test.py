@@ -20,6 +20,7 @@ class Shape:
     """What the clients ask for, and how small the pools are."""
     prompt_count: int
     longest_prompt: int = 3000
+    shortest_output: int = 2
     longest_output: int = 96
     prefix: int = 700  # tokens that every other prompt begins with
     clients: int = 64
@@ -102,8 +103,9 @@ class Soak:
     async def request(self):
         rng = self.rng
         index = rng.randrange(len(self.workload.prompts))
+        shape = self.workload.shape
         answer = Answer(self.workload.prompts[index],
-                        rng.randrange(2, self.workload.shape.longest_output + 1),
+                        rng.randrange(shape.shortest_output, shape.longest_output + 1),
                         is_stream=rng.random() < 0.7, priority=rng.randrange(-2, 3))
         task = asyncio.create_task(answer.run(self.session, self.server.url))
         if rng.random() < 1 / 3:
@@ -207,7 +209,8 @@ def test_soak_with_a_stalled_frontend(settings):
 def test_soak_with_preemptions(settings):
     """Long outputs outgrow the pool: victims are computed again and say the same."""
     seconds = settings.seconds or (180 if settings.is_full else 20)
-    shape = Shape(6, longest_prompt=300, longest_output=400, prefix=130, clients=16,
+    shape = Shape(6, longest_prompt=300, shortest_output=200, longest_output=400,
+                  prefix=130, clients=16,
                   options=("--global-pages", 22, "--local-pages", 60, "--max-slots", 16))
     figures = asyncio.run(soak(settings, seconds, shape))
     expect(preempted(figures) > 0, "nothing was preempted: the pool is too large for this test")
