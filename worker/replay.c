@@ -21,7 +21,6 @@ struct reuse {
     uint64_t msg_seq; /* of the ADMIT */
     uint64_t seq_id;
     uint32_t tokens;
-    bool is_known;
 };
 
 struct open {
@@ -36,9 +35,9 @@ struct replay {
     struct session_core *core;
     struct record_reader *reader;
     struct mem_arena arena;
-    uint32_t *mask;    /* owned; all tokens allowed */
-    struct buf reuses; /* struct reuse, one for each ADMIT, in the order of the file */
-    uint32_t first_unknown;
+    uint32_t *mask;     /* owned; all tokens allowed */
+    struct buf reuses;  /* struct reuse, one for each ADMIT, in the order of the file */
+    struct buf rowless; /* uint32_t: which of them have had no row so far */
     struct open opens[SESSION_MAX_COUNT];
 };
 
@@ -104,59 +103,51 @@ static uint32_t most_reused(void *context, void *owner, uint64_t msg_seq)
 
 /* ---- what was reused ---- */
 
-static struct reuse *reuse_at(struct replay *replay, uint32_t index)
-{
-    return (struct reuse *)(void *)replay->reuses.at + index;
-}
+static const uint64_t any_seq_id = UINT64_MAX; /* no frontend counts so far */
 
-/* The first row of a sequence starts where its reused prefix ends. */
-static void note_rows(struct replay *replay, uint64_t epoch, const struct wire_row_array *rows)
+/* Sequences of a session that wait for their first row do so no more. */
+static void note_first_row(struct replay *replay, uint64_t epoch, uint64_t seq_id, uint32_t tokens)
 {
-    uint32_t count = (uint32_t)(replay->reuses.used_bytes / sizeof(struct reuse));
-    for (uint32_t r = 0; r < rows->count; r++) {
-        for (uint32_t i = replay->first_unknown; i < count; i++) {
-            struct reuse *reuse = reuse_at(replay, i);
-            if (!reuse->is_known && reuse->epoch == epoch && reuse->seq_id == rows->at[r].seq_id) {
-                reuse->tokens = rows->at[r].start;
-                reuse->is_known = true;
-            }
+    struct reuse *reuses = (void *)replay->reuses.at;
+    uint32_t *rowless = (void *)replay->rowless.at;
+    uint32_t count = (uint32_t)(replay->rowless.used_bytes / sizeof(*rowless));
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct reuse *reuse = &reuses[rowless[i]];
+        if (reuse->epoch == epoch && (seq_id == any_seq_id || reuse->seq_id == seq_id)) {
+            reuse->tokens = tokens;
+        } else {
+            rowless[kept++] = rowless[i];
         }
     }
-    while (replay->first_unknown < count && reuse_at(replay, replay->first_unknown)->is_known) {
-        replay->first_unknown++;
-    }
+    buf_truncate(&replay->rowless, kept * sizeof(*rowless));
 }
 
-/* A sequence that goes without a row reuses nothing that matters. */
-static void note_release(struct replay *replay, uint64_t epoch, uint64_t seq_id)
+static void note_admit(struct replay *replay, const struct plan_message *message)
 {
-    const struct wire_row row = {.seq_id = seq_id};
-    const struct wire_row_array rows = {.at = &row, .count = 1};
-    note_rows(replay, epoch, &rows);
+    const struct reuse reuse = {
+        .epoch = message->epoch,
+        .msg_seq = message->msg_seq,
+        .seq_id = message->as.admit.seq_id,
+    };
+    uint32_t index = (uint32_t)(replay->reuses.used_bytes / sizeof(reuse));
+    buf_append(&replay->reuses, &reuse, sizeof(reuse));
+    buf_append(&replay->rowless, &index, sizeof(index));
 }
 
-/* Those it leaves without a row are not looked at for every row to come. */
-static void note_close(struct replay *replay, uint64_t epoch)
-{
-    uint32_t count = (uint32_t)(replay->reuses.used_bytes / sizeof(struct reuse));
-    for (uint32_t i = replay->first_unknown; i < count; i++) {
-        reuse_at(replay, i)->is_known |= reuse_at(replay, i)->epoch == epoch;
-    }
-}
-
+/* The first row of a sequence starts where its reused prefix ends; one that goes without a row reuses
+ * nothing that matters. */
 static void note_message(struct replay *replay, const struct plan_message *message)
 {
     if (message->type == PLAN_ADMIT) {
-        const struct reuse reuse = {
-            .epoch = message->epoch,
-            .msg_seq = message->msg_seq,
-            .seq_id = message->as.admit.seq_id,
-        };
-        buf_append(&replay->reuses, &reuse, sizeof(reuse));
+        note_admit(replay, message);
     } else if (message->type == PLAN_STEP) {
-        note_rows(replay, message->epoch, &message->as.step.rows);
+        const struct wire_row_array *rows = &message->as.step.rows;
+        for (uint32_t i = 0; i < rows->count; i++) {
+            note_first_row(replay, message->epoch, rows->at[i].seq_id, rows->at[i].start);
+        }
     } else if (message->type == PLAN_RELEASE) {
-        note_release(replay, message->epoch, message->as.release.seq_id);
+        note_first_row(replay, message->epoch, message->as.release.seq_id, 0);
     }
 }
 
@@ -174,7 +165,7 @@ static enum err_code find_reuses(struct replay *replay, struct err *err)
         code = record_read(reader, &entry, &is_end, err);
         mem_arena_reset(&replay->arena);
         if (code == ERR_OK && !is_end && entry.kind == RECORD_CLOSE) {
-            note_close(replay, entry.epoch);
+            note_first_row(replay, entry.epoch, any_seq_id, 0);
         }
         if (code == ERR_OK && !is_end && entry.kind == RECORD_MESSAGE &&
             plan_decode(entry.bytes, entry.byte_count, &replay->arena, &message, &why) == ERR_OK) {
@@ -368,5 +359,6 @@ enum err_code replay_run(const struct replay_options *options, struct replay_sum
     mem_arena_fini(&replay.arena);
     mem_free(replay.mask);
     buf_fini(&replay.reuses);
+    buf_fini(&replay.rowless);
     return code;
 }
