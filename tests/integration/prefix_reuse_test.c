@@ -186,8 +186,8 @@ static void check_noise(const char *name)
     struct golden_distance apart = {0};
     uint32_t pairs = 0;
     for (uint32_t i = 0; i < rig.count; i++) {
-        struct best cold;
-        struct best warm;
+        struct best cold = {0};
+        struct best warm = {0};
         run(plain, &rig, i, 1, seq);
         find_best(plain, seq, &cold);
         run(caching, &rig, i, 1, seq);

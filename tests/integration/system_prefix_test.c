@@ -106,7 +106,7 @@ static void test_cold_and_warm_give_the_same_text(void)
         complete(&process, ids, lengths[i], "", &cold);
         complete(&process, ids, lengths[i], "", &warm);
         test_eq_u64(cold.cached_tokens, 0);
-        test_eq_u64(warm.cached_tokens, (lengths[i] - 1) / PAGE * PAGE);
+        test_eq_u64(warm.cached_tokens, (uint64_t)(lengths[i] - 1) / PAGE * PAGE);
         test_eq_str(warm.text, cold.text);
         test_true(memcmp(warm.ids, cold.ids, sizeof(cold.ids)) == 0);
         queried += 2ULL * lengths[i];
@@ -302,7 +302,7 @@ static void test_small_pools_give_up_what_is_oldest(void)
     test_eq_u64(stats.plans_refused, 0);
     test_eq_u64(stats.prefix_hits, 1);
     test_eq_u64(stats.prefix_hit_tokens, 576);
-    test_eq_u64(stats.prefix_query_tokens, 9 * 600);
+    test_eq_u64(stats.prefix_query_tokens, 9ULL * 600);
     test_true(stats.global_pages_evicted >= 6 * 9 - 32 && stats.local_pages_evicted > 0);
     test_true(stats.global_prefix_pages > 16 && stats.global_prefix_pages <= 32);
     test_true(stats.local_prefix_pages > 3 && stats.local_prefix_pages <= 24);

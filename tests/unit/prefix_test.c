@@ -83,8 +83,9 @@ static bool is_end(const struct model *model, uint32_t salt, uint32_t code)
 {
     const struct chain *chains = model->chains[salt];
     bool is_longest = 2 * code >= CODES;
-    uint32_t children =
-        is_longest ? 0 : chains[2 * code].global.is_cached + chains[2 * code + 1].global.is_cached;
+    uint32_t children = is_longest ? 0
+                                   : chains[2 * (size_t)code].global.is_cached +
+                                         chains[2 * (size_t)code + 1].global.is_cached;
     return chains[code].global.is_cached && children != 1;
 }
 
@@ -163,6 +164,30 @@ struct place {
     uint32_t code;
 };
 
+static const struct chain *chain_at(const struct model *model, const struct place *place)
+{
+    return &model->chains[place->salt][place->code];
+}
+
+/* Into the count places that go first, where it belongs; how many there are then. */
+static uint32_t insert_place(const struct model *model, enum runner_family family,
+                             const struct place *place, uint32_t found, uint32_t count,
+                             struct place *places)
+{
+    uint32_t at = found;
+    while (at > 0 &&
+           goes_before(chain_at(model, place), chain_at(model, &places[at - 1]), family)) {
+        at--;
+    }
+    if (at >= count) {
+        return found;
+    }
+    found = num_min(found + 1, count);
+    memmove(places + at + 1, places + at, (found - at - 1) * sizeof(*places));
+    places[at] = *place;
+    return found;
+}
+
 /* The count idle pages that go first, into out_places. */
 static void find_victims(const struct model *model, enum runner_family family, uint32_t count,
                          struct place *out_places)
@@ -170,25 +195,12 @@ static void find_victims(const struct model *model, enum runner_family family, u
     uint32_t found = 0;
     for (uint32_t salt = 0; salt < SALTS; salt++) {
         for (uint32_t code = 0; code < CODES; code++) {
-            const struct chain *chain = &model->chains[salt][code];
+            const struct place place = {salt, code};
+            const struct chain *chain = chain_at(model, &place);
             const struct known *known =
                 family == RUNNER_FAMILY_LOCAL ? &chain->local : &chain->global;
-            if (!known->is_cached || known->holders > 0) {
-                continue;
-            }
-            uint32_t at = found < count ? found : count;
-            while (at > 0 &&
-                   goes_before(chain,
-                               &model->chains[out_places[at - 1].salt][out_places[at - 1].code],
-                               family)) {
-                if (at < count) {
-                    out_places[at] = out_places[at - 1];
-                }
-                at--;
-            }
-            if (at < count) {
-                out_places[at] = (struct place){salt, code};
-                found += found < count;
+            if (known->is_cached && known->holders == 0) {
+                found = insert_place(model, family, &place, found, count, out_places);
             }
         }
     }
@@ -385,8 +397,8 @@ static void take_snapshot(const struct world *world, struct snapshot *out)
     uint32_t nodes = world->pools[RUNNER_FAMILY_GLOBAL].page_count;
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
         const struct pool *pool = &world->pools[f];
-        out->at[2 * f] = copy_of(pool->pages, pool->page_count * sizeof(*pool->pages));
-        out->at[2 * f + 1] = copy_of(pool->free_pages, pool->page_count * sizeof(uint32_t));
+        out->at[2 * (size_t)f] = copy_of(pool->pages, pool->page_count * sizeof(*pool->pages));
+        out->at[2 * (size_t)f + 1] = copy_of(pool->free_pages, pool->page_count * sizeof(uint32_t));
     }
     out->at[4] = copy_of(world->prefix.nodes, nodes * sizeof(*world->prefix.nodes));
     out->at[5] = copy_of(world->prefix.buckets, world->prefix.bucket_count * sizeof(uint32_t));
@@ -397,9 +409,9 @@ static void check_snapshot(const struct world *world, struct snapshot *snapshot)
     uint32_t nodes = world->pools[RUNNER_FAMILY_GLOBAL].page_count;
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
         const struct pool *pool = &world->pools[f];
-        test_true(
-            memcmp(snapshot->at[2 * f], pool->pages, pool->page_count * sizeof(*pool->pages)) == 0);
-        test_true(memcmp(snapshot->at[2 * f + 1], pool->free_pages,
+        test_true(memcmp(snapshot->at[2 * (size_t)f], pool->pages,
+                         pool->page_count * sizeof(*pool->pages)) == 0);
+        test_true(memcmp(snapshot->at[2 * (size_t)f + 1], pool->free_pages,
                          pool->page_count * sizeof(uint32_t)) == 0);
     }
     test_true(memcmp(snapshot->at[4], world->prefix.nodes, nodes * sizeof(*world->prefix.nodes)) ==
@@ -591,7 +603,8 @@ static void test_hits_end_at_cuts(void)
         extend(&world, seq);
     }
     for (uint32_t count = 0; count <= 11; count++) {
-        test_eq_u64(prefix_find(&world.prefix, 0, seq->tokens, count, nodes), count / 4 * 4);
+        test_eq_u64(prefix_find(&world.prefix, 0, seq->tokens, count, nodes),
+                    (uint64_t)count / 4 * 4);
     }
     close_world(&world);
 }

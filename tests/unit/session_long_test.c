@@ -1,4 +1,5 @@
 /* Long runs: pages over thousands of tokens, and time over hundreds of steps. */
+#include <malloc.h>
 #include <string.h>
 
 #include "common/clock.h"
@@ -142,9 +143,80 @@ static void test_run_ahead_hides_the_way_to_the_frontend(void)
     test_true(alone_ns > ideal_ns * 139 / 100 && alone_ns < ideal_ns * 145 / 100);
 }
 
+enum {
+    REQUESTS = 6000,
+    SETTLED = 1500, /* of those, after which nothing grows */
+    SESSION_REQUESTS = 500,
+    TEXT_TOKENS = 150
+};
+
+/* One request that begins like one of seven others, as far as chance wants. */
+static uint32_t serve_one(struct core_bench *bench, uint64_t seq_id, uint64_t *random)
+{
+    uint32_t prompt[TEXT_TOKENS];
+    uint64_t text = test_random(random) % 7;
+    uint32_t same = (uint32_t)(test_random(random) % TEXT_TOKENS);
+    for (uint32_t i = 0; i < TEXT_TOKENS; i++) {
+        uint64_t token = text * 1000 + i;
+        prompt[i] = (uint32_t)((i < same ? test_random(&token) : test_random(random)) % 89);
+    }
+    struct plan_admit admit = rig_plain_admit(seq_id, prompt, TEXT_TOKENS, TEXT_TOKENS + 3);
+    rig_admit(&bench->session, &admit);
+    bench_run(bench);
+    uint32_t reused = rig_last(&bench->session, RESULT_ADMITTED, seq_id)->as.admitted.reused_tokens;
+    uint32_t half = num_max(1, (TEXT_TOKENS - reused) / 2);
+    bench_row(bench, seq_id, reused, half);
+    bench_row(bench, seq_id, reused + half, TEXT_TOKENS - reused - half);
+    bench_row(bench, seq_id, 0, 0);
+    bench_run(bench);
+    bench_row(bench, seq_id, 0, 0);
+    bench_run(bench);
+    test_eq_u64(rig_count(&bench->session, RESULT_FINISHED, seq_id), 1);
+    rig_release(&bench->session, seq_id);
+    bench_run(bench);
+    rig_read_all(&bench->session);
+    return reused;
+}
+
+/* Sessions come and go, prefixes are kept and given up: neither memory nor time grows. */
+static void test_thousands_of_prefixes_leave_nothing_behind(void)
+{
+    struct runner_limits limits = bench_limits();
+    struct core_bench bench;
+    limits.pages[RUNNER_FAMILY_LOCAL] = 80;
+    bench_setup_prefixes(&bench, &limits);
+    uint64_t random = 1;
+    uint64_t reused = 0;
+    size_t used_bytes = 0;
+    uint64_t session_ns = UINT64_MAX; /* the fastest of the settled ones */
+    uint64_t last_ns = UINT64_MAX;    /* the fastest of the last four */
+    for (uint32_t first = 0; first < REQUESTS; first += SESSION_REQUESTS) {
+        uint64_t start_ns = clock_now_ns();
+        for (uint64_t id = 1; id <= SESSION_REQUESTS; id++) {
+            reused += serve_one(&bench, id, &random);
+        }
+        uint64_t took_ns = clock_now_ns() - start_ns;
+        rig_close(&bench.session);
+        size_t now_bytes = mallinfo2().uordblks;
+        rig_open(&bench.rig, &bench.session, NULL);
+        used_bytes = first < SETTLED ? now_bytes : used_bytes;
+        test_true(now_bytes <= used_bytes + 4096);
+        session_ns = took_ns < session_ns && first < SETTLED ? took_ns : session_ns;
+        last_ns = took_ns < last_ns && first >= REQUESTS - 4 * SESSION_REQUESTS ? took_ns : last_ns;
+    }
+    struct session_stats stats;
+    session_core_stats(bench.rig.core, &stats);
+    test_true(reused > (uint64_t)REQUESTS * 16);
+    test_true(stats.prefix.evicted_pages[RUNNER_FAMILY_GLOBAL] > REQUESTS);
+    test_eq_u64(stats.plans_refused, 0);
+    test_true(last_ns < session_ns * 3 / 2 || !test_times_count());
+    bench_teardown(&bench);
+}
+
 static const struct test_case cases[] = {
     TEST(test_a_local_pool_of_two_windows_suffices),
     TEST(test_run_ahead_hides_the_way_to_the_frontend),
+    TEST(test_thousands_of_prefixes_leave_nothing_behind),
 };
 
 int main(int argc, char **argv)

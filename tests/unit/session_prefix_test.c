@@ -124,7 +124,7 @@ static void test_whole_pages_before_the_last_token_are_reused(void)
         test_eq_u64(serve(&bench, 2, text, rows[i].prompt_tokens, 3), rows[i].reused_tokens);
         test_true(model_runner_rows_run(bench.runner) > before);
         struct session_stats stats = stats_of(&bench);
-        test_eq_u64(stats.prefix_query_tokens, 2 * rows[i].prompt_tokens);
+        test_eq_u64(stats.prefix_query_tokens, 2ULL * rows[i].prompt_tokens);
         test_eq_u64(stats.prefix_hit_tokens, rows[i].reused_tokens);
         test_eq_u64(stats.prefix_hits, rows[i].reused_tokens > 0);
         bench_teardown(&bench);
