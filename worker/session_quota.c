@@ -34,7 +34,7 @@ static void peak_of(const struct session_core *core, uint32_t total_tokens, uint
 static void add_sequence(struct claims *claims, const struct session_core *core,
                          const struct sequence *seq)
 {
-    bool is_decoding = seq->account.launched_tokens >= seq->prompt_tokens;
+    bool is_decoding = seq->account.committed_tokens >= seq->prompt_tokens;
     uint32_t peak[RUNNER_FAMILY_COUNT];
     peak_of(core, seq->max_total_tokens,
             is_decoding ? DECODES_AHEAD : core->limits.runner.max_step_tokens, peak);

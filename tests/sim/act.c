@@ -177,7 +177,7 @@ static void deliver_stale(struct sim *sim, struct random *random)
         .type = PLAN_PING, .epoch = front->epoch - 1, .msg_seq = random_below(random, 100)};
     if (random_one_in(random, 2)) {
         message.type = PLAN_CANCEL;
-        message.as.cancel.seq_id = random_below(random, 8) * SCHED_MAX_SLOTS;
+        message.as.cancel.seq_id = (uint64_t)random_below(random, 8) * SCHED_MAX_SLOTS;
     }
     struct err err;
     if (session_deliver(front->session, &message, &err) != ERR_OK) {

@@ -186,6 +186,35 @@ static void test_admit_without_a_slot_left_is_busy(void)
     bench_teardown(&bench);
 }
 
+/* Until a prompt is committed none of its pages returns, and decode rows may be on their way already. */
+static void test_a_prompt_in_flight_leaves_room_to_decode(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    struct runner_limits limits = bench_limits();
+    limits.max_context_tokens = CONTEXT;
+    limits.pipeline_depth = 3;
+    bench_setup_limits(&bench, &limits, 1024);
+    uint32_t prompt[128];
+    for (uint32_t i = 0; i < 128; i++) {
+        prompt[i] = i % 80;
+    }
+    for (uint64_t id = 1; id <= 2; id++) {
+        struct plan_admit admit = rig_plain_admit(id, prompt, 128, 200);
+        rig_admit(&bench.session, &admit);
+        bench_row(&bench, id, 0, 128);
+    }
+    rig_advance(&bench.rig);
+    rig_open(&bench.rig, &younger, NULL);
+    const struct wire_row rows[] = {{.seq_id = 1}, {.seq_id = 2}}; /* a page each */
+    rig_step(&bench.session, 0, rows, 2);
+    bench_run(&bench);
+    test_eq_u64(rig_count(&bench.session, RESULT_REFUSED, 0), 0);
+    test_eq_u64(rig_count(&bench.session, RESULT_TOKEN, 0), 4);
+    rig_close(&younger);
+    bench_teardown(&bench);
+}
+
 /* Admissions that were on their way do not take for a reused prefix what STEPs on theirs were promised. */
 static void test_a_reused_prefix_leaves_steps_their_pages(void)
 {
@@ -298,6 +327,7 @@ static const struct test_case cases[] = {
     TEST(test_a_held_pool_leaves_one_request_its_end),
     TEST(test_what_was_granted_is_not_taken_back),
     TEST(test_admit_without_a_slot_left_is_busy),
+    TEST(test_a_prompt_in_flight_leaves_room_to_decode),
     TEST(test_a_reused_prefix_leaves_steps_their_pages),
     TEST(test_moved_pages_are_told),
     TEST(test_full_ring_stops_its_own_session),
