@@ -219,17 +219,11 @@ static enum err_code on_admitted(struct sched *sched, const struct result_record
         return code;
     }
     uint32_t reused = record->as.admitted.reused_tokens;
-    uint32_t page = sched->limits.geometry.page_tokens;
-    uint32_t window = sched->limits.geometry.window_tokens;
     if (req->state != REQ_STATE_ADMITTING || reused >= req->admit.prompt.count ||
-        reused % page != 0) {
+        reused % sched->limits.geometry.page_tokens != 0) {
         return broken_order("ADMITTED", record, err);
     }
-    req->account = (struct account){
-        .launched_tokens = reused, .committed_tokens = reused, .reserved_tokens = reused};
-    req->account.local.origin_pages = (reused > window ? reused - window : 0) / page;
-    req->account.local.resident_pages = reused / page - req->account.local.origin_pages;
-    req->account.global.resident_pages = reused / page;
+    req->account = account_begin(&sched->limits.geometry, reused);
     req->pinned = (struct account_need){0};
     req->next_position = req->admit.prompt.count;
     req->prompt_position = 1;

@@ -109,6 +109,12 @@ struct sched {
     struct sched_stats stats;
 };
 
+/* from less amount, 0 where that is more. */
+static inline uint32_t sched_less(uint32_t from, uint32_t amount)
+{
+    return from > amount ? from - amount : 0;
+}
+
 /* scheduler.c */
 
 /* The running request of a sequence; null when it is not here any more. */

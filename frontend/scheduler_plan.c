@@ -9,11 +9,6 @@
 #include "common/num.h"
 #include "frontend/scheduler_internal.h"
 
-static uint32_t less(uint32_t from, uint32_t amount)
-{
-    return from > amount ? from - amount : 0;
-}
-
 uint64_t sched_send(struct sched *sched, struct plan_message *message, uint64_t now_ns)
 {
     struct sched_session *session = &sched->session;
@@ -36,9 +31,10 @@ struct account_need sched_pages_left(const struct sched *sched)
 {
     const struct sched_session *session = &sched->session;
     return (struct account_need){
-        .local_pages = less(session->figures.local_quota_left_pages, session->claimed.local_pages),
+        .local_pages =
+            sched_less(session->figures.local_quota_left_pages, session->claimed.local_pages),
         .global_pages =
-            less(session->figures.global_quota_left_pages, session->claimed.global_pages),
+            sched_less(session->figures.global_quota_left_pages, session->claimed.global_pages),
     };
 }
 
@@ -70,7 +66,7 @@ uint32_t sched_allowed_tokens(const struct sched_builder *builder, const struct 
     const struct account *account = &req->account;
     uint32_t page = builder->sched->limits.geometry.page_tokens;
     uint32_t local_room = num_min(builder->left.local_pages,
-                                  less(req->peak.local_pages, account->local.resident_pages));
+                                  sched_less(req->peak.local_pages, account->local.resident_pages));
     uint64_t local = cover(&account->local, local_room, page, account->launched_tokens);
     uint64_t global =
         cover(&account->global, builder->left.global_pages, page, account->launched_tokens);

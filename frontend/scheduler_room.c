@@ -23,16 +23,11 @@
 /* From so many preemptions on others go first. */
 #define SPARED_AFTER_PREEMPTIONS 2
 
-static uint32_t less(uint32_t from, uint32_t amount)
-{
-    return from > amount ? from - amount : 0;
-}
-
 static struct account_need need_less(struct account_need from, const struct account_need *amount)
 {
     return (struct account_need){
-        .local_pages = less(from.local_pages, amount->local_pages),
-        .global_pages = less(from.global_pages, amount->global_pages),
+        .local_pages = sched_less(from.local_pages, amount->local_pages),
+        .global_pages = sched_less(from.global_pages, amount->global_pages),
     };
 }
 

@@ -14,12 +14,27 @@ static uint32_t pages_of(uint64_t tokens, uint32_t page_tokens)
     return (uint32_t)((tokens + page_tokens - 1) / page_tokens);
 }
 
-static uint32_t origin_of(uint32_t committed_tokens, const struct account_geometry *geometry)
+uint32_t account_local_origin_pages(const struct account_geometry *geometry,
+                                    uint32_t committed_tokens)
 {
     if (committed_tokens <= geometry->window_tokens) {
         return 0;
     }
     return (committed_tokens - geometry->window_tokens) / geometry->page_tokens;
+}
+
+struct account account_begin(const struct account_geometry *geometry, uint32_t reused_tokens)
+{
+    assert(reused_tokens % geometry->page_tokens == 0);
+    uint32_t pages = reused_tokens / geometry->page_tokens;
+    uint32_t origin_pages = account_local_origin_pages(geometry, reused_tokens);
+    return (struct account){
+        .launched_tokens = reused_tokens,
+        .reserved_tokens = reused_tokens,
+        .committed_tokens = reused_tokens,
+        .local = {.origin_pages = origin_pages, .resident_pages = pages - origin_pages},
+        .global = {.resident_pages = pages},
+    };
 }
 
 enum err_code account_need(const struct account *account, const struct account_geometry *geometry,
@@ -68,7 +83,7 @@ uint32_t account_commit(struct account *account, const struct account_geometry *
 {
     assert(tokens <= account->launched_tokens - account->committed_tokens);
     account->committed_tokens += tokens;
-    uint32_t origin = origin_of(account->committed_tokens, geometry);
+    uint32_t origin = account_local_origin_pages(geometry, account->committed_tokens);
     uint32_t released = origin - account->local.origin_pages;
     assert(released <= account->local.resident_pages);
     account->local.origin_pages = origin;
@@ -106,5 +121,6 @@ bool account_check(const struct account *account, const struct account_geometry 
     uint32_t global = accounted(&account->global);
     return account->committed_tokens <= account->launched_tokens &&
            account->global.origin_pages == 0 && local == covering && global == covering &&
-           account->local.origin_pages == origin_of(account->committed_tokens, geometry);
+           account->local.origin_pages ==
+               account_local_origin_pages(geometry, account->committed_tokens);
 }

@@ -42,6 +42,13 @@ struct account_need {
     uint32_t global_pages;
 };
 
+/* Whole local pages that lie before the window of the token at committed_tokens. */
+uint32_t account_local_origin_pages(const struct account_geometry *geometry,
+                                    uint32_t committed_tokens);
+
+/* An account that begins behind reused_tokens, a multiple of the page: as if it had committed them. */
+struct account account_begin(const struct account_geometry *geometry, uint32_t reused_tokens);
+
 /* Pages that new_tokens more launched tokens need.  Errors: ERR_INTERNAL (negative need). */
 ERR_NODISCARD enum err_code account_need(const struct account *account,
                                          const struct account_geometry *geometry,

@@ -6,6 +6,7 @@
 
 #include "common/mem.h"
 #include "common/num.h"
+#include "proto/account.h"
 
 /* Two buckets for each node keep the chains of hashes short. */
 #define BUCKETS_PER_NODE 2
@@ -120,9 +121,11 @@ static uint32_t find_child(const struct prefix *prefix, uint32_t parent, uint64_
 
 uint32_t prefix_first_local(const struct prefix *prefix, uint32_t page_count)
 {
-    uint64_t tokens = (uint64_t)page_count * prefix->options.page_tokens;
-    uint32_t window = prefix->options.window_tokens;
-    return tokens > window ? (uint32_t)((tokens - window) / prefix->options.page_tokens) : 0;
+    const struct account_geometry geometry = {
+        .page_tokens = prefix->options.page_tokens,
+        .window_tokens = prefix->options.window_tokens,
+    };
+    return account_local_origin_pages(&geometry, page_count * geometry.page_tokens);
 }
 
 uint32_t prefix_find(const struct prefix *prefix, uint64_t salt, const uint32_t *tokens,

@@ -116,7 +116,8 @@ uint32_t seq_find_prefix(struct sequence *seq, const struct prefix *prefix, uint
     return page_count;
 }
 
-void seq_reuse_prefix(struct sequence *seq, struct prefix *prefix, uint32_t page_count)
+void seq_reuse_prefix(struct sequence *seq, const struct account_geometry *geometry,
+                      struct prefix *prefix, uint32_t page_count)
 {
     assert(seq->state == SEQ_STATE_WAITING && seq->account.launched_tokens == 0);
     const uint32_t *nodes = seq->pages[RUNNER_FAMILY_GLOBAL].at;
@@ -131,15 +132,8 @@ void seq_reuse_prefix(struct sequence *seq, struct prefix *prefix, uint32_t page
             note_unplaced(&seq->pages[RUNNER_FAMILY_LOCAL], i);
         }
     }
-    uint32_t tokens = page_count * prefix->options.page_tokens;
     seq->chain_pages = page_count;
-    seq->account = (struct account){
-        .launched_tokens = tokens,
-        .reserved_tokens = tokens,
-        .committed_tokens = tokens,
-        .local = {.origin_pages = first_local, .resident_pages = page_count - first_local},
-        .global = {.resident_pages = page_count},
-    };
+    seq->account = account_begin(geometry, page_count * geometry->page_tokens);
 }
 
 /* Somebody was first with this page: hold theirs instead. */

@@ -106,7 +106,8 @@ uint32_t seq_find_prefix(struct sequence *seq, const struct prefix *prefix, uint
                          uint32_t out_pages[RUNNER_FAMILY_COUNT]);
 
 /* Begin behind that prefix.  WAITING, right behind seq_find_prefix, page_count at most its answer. */
-void seq_reuse_prefix(struct sequence *seq, struct prefix *prefix, uint32_t page_count);
+void seq_reuse_prefix(struct sequence *seq, const struct account_geometry *geometry,
+                      struct prefix *prefix, uint32_t page_count);
 
 /* Pages that a row of row_tokens needs.  Errors: ERR_INTERNAL. */
 ERR_NODISCARD enum err_code seq_need(const struct sequence *seq,

@@ -26,7 +26,7 @@ static uint32_t reuse_prefix(struct session *session, struct sequence *seq, uint
         page_count = 0;
     }
     if (page_count > 0) {
-        seq_reuse_prefix(seq, &core->line.prefix, page_count);
+        seq_reuse_prefix(seq, &core->line.geometry, &core->line.prefix, page_count);
         session->held_pages[RUNNER_FAMILY_LOCAL] += pages[RUNNER_FAMILY_LOCAL];
         session->held_pages[RUNNER_FAMILY_GLOBAL] += pages[RUNNER_FAMILY_GLOBAL];
     }

@@ -47,6 +47,26 @@ static void test_vectors(void)
     }
 }
 
+/* As if the tokens had been computed in one row, at every whole page about the window. */
+static void test_begins_behind_reused_pages(void)
+{
+    for (uint32_t pages = 0; pages <= 40; pages++) {
+        struct account computed = {0};
+        struct account_need need;
+        struct err err;
+        uint32_t tokens = pages * wide.page_tokens;
+        struct account reused = account_begin(&wide, tokens);
+        test_ok(account_need(&computed, &wide, tokens, &need, &err), &err);
+        account_launch(&computed, &need, tokens);
+        (void)account_commit(&computed, &wide, tokens); /* compared below */
+        test_true(account_check(&reused, &wide));
+        test_eq_u64(reused.launched_tokens, tokens);
+        test_eq_u64(reused.local.origin_pages, computed.local.origin_pages);
+        test_eq_u64(reused.local.resident_pages, computed.local.resident_pages);
+        test_eq_u64(reused.global.resident_pages, computed.global.resident_pages);
+    }
+}
+
 static void test_negative_need_is_an_error(void)
 {
     struct account account = {
@@ -294,6 +314,7 @@ static void test_peak_is_tight(void)
 
 static const struct test_case cases[] = {
     TEST(test_vectors),
+    TEST(test_begins_behind_reused_pages),
     TEST(test_negative_need_is_an_error),
     TEST(test_held_row_keeps_its_page),
     TEST(test_two_held_rows_across_a_page),
