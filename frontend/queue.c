@@ -127,7 +127,7 @@ static void idle_key(struct queue *queue, struct queue_key *key)
 void queue_init(struct queue *queue, uint32_t max_requests)
 {
     *queue = (struct queue){.max_requests = max_requests, .soonest_ns = UINT64_MAX};
-    queue->buckets = mem_zalloc(QUEUE_KEY_BUCKETS, sizeof(queue->buckets[0]));
+    queue->buckets = mem_zalloc(QUEUE_KEY_BUCKETS, sizeof(struct queue_key *));
 }
 
 void queue_fini(struct queue *queue)

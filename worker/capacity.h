@@ -19,7 +19,7 @@ struct capacity_wish {
     uint32_t pages[RUNNER_FAMILY_COUNT]; /* asked for explicitly; 0: to be found */
     uint64_t memory_bytes;               /* for both pools; 0: what the slots need, */
     uint64_t available_bytes;            /* at most this, */
-    bool takes_all;                      /* or all of it: prefixes are kept where no slot needs it */
+    bool takes_all; /* or all of it: prefixes are kept where no slot needs it */
 };
 
 /* The wished context of one slot where no memory is stated. */
