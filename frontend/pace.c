@@ -7,6 +7,9 @@
 /* Part of the error that one step corrects: all of it at first, this much in the end. */
 #define SETTLED_STEPS 4U
 
+/* Believed at once whatever was expected, so that nothing is learned too small for ever. */
+#define SURE_NS 1e6
+
 /* Until then a slow step is believed: nothing better is known. */
 #define TRUSTED_STEPS 3U
 
@@ -30,8 +33,9 @@ void pace_observe(struct pace *pace, const struct pace_load *load, uint64_t took
 {
     double expected_ns = pace->fixed_ns + pace_cost_ns(pace, load);
     double took = (double)took_ns;
-    if (pace->observed_steps >= TRUSTED_STEPS && took > 2.0 * expected_ns) {
-        took = 2.0 * expected_ns;
+    double most_ns = 2.0 * expected_ns + SURE_NS;
+    if (pace->observed_steps >= TRUSTED_STEPS && took > most_ns) {
+        took = most_ns;
     }
     pace->observed_steps += pace->observed_steps < SETTLED_STEPS;
     double tokens = (double)load->tokens / TOKEN_UNIT;

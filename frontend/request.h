@@ -110,8 +110,8 @@ struct req {
     uint64_t admit_msg_seq;
     uint64_t last_step_seq;    /* last STEP naming it; 0 none */
     uint64_t sampled_step_seq; /* last STEP that gave it a token; 0 none */
-    uint32_t next_position;    /* of the next output token */
     uint64_t plan_mark;        /* last plan that looked at its prompt */
+    uint32_t next_position;    /* of the next output token */
     uint32_t blocked_plans;    /* STEPs in a row that had no page for it */
     struct req_pairs token;
     struct req_pairs prompt;

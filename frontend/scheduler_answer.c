@@ -303,7 +303,8 @@ static enum err_code on_step_done(struct sched *sched, const struct result_recor
         (void)account_commit(&req->account, &sched->limits.geometry,
                              row->tokens); /* the figures count what was released */
     }
-    if (record->as.step_done.token_count == step_tokens(step)) {
+    if (record->as.step_done.token_count == step_tokens(step) &&
+        record->as.step_done.device_ns != 0) {
         pace_observe(&sched->pace, &step->load, record->as.step_done.device_ns);
     }
     backlog_note_step(&sched->backlog, step->sent_ns, now_ns, step->load.tokens,

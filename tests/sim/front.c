@@ -14,6 +14,7 @@ static const struct sched_options *sched_options_of(const struct front *front,
     *out = (struct sched_options){
         .max_queue = world->max_queue,
         .max_step_tokens = world->budget_tokens,
+        .itl_target_ns = world->seed % 3 * 700, /* a step of the device takes 1000 */
         .pipeline_depth = world->frontend_depth,
         .detached_wait_ns = world->detached_wait_ns,
     };

@@ -30,7 +30,7 @@ static void test_a_quarter_of_what_waits(void)
     (void)serve(&backlog, 1000 * MS, 20, 80, 10);
     backlog_note_output(&backlog, 100);
     /* 50 requests of 600 + 100: 40,000 units, 20 s; a quarter of them in 5 */
-    uint32_t seconds = backlog_retry_s(&backlog, 50 * 600, 50);
+    uint32_t seconds = backlog_retry_s(&backlog, 50ULL * 600, 50);
     test_true(seconds == 5 || seconds == 6);
     test_eq_u64(backlog_retry_s(&backlog, 600, 1), 1);
     test_eq_u64(backlog_retry_s(&backlog, 100000000, 50), BACKLOG_MAX_RETRY_S);
@@ -42,7 +42,7 @@ static void test_idle_time_does_not_count(void)
     uint64_t now_ns = serve(&backlog, 1000 * MS, 10, 80, 10);
     (void)serve(&backlog, now_ns + 3600000 * MS, 10, 80, 10);
     backlog_note_output(&backlog, 100);
-    uint32_t seconds = backlog_retry_s(&backlog, 50 * 600, 50);
+    uint32_t seconds = backlog_retry_s(&backlog, 50ULL * 600, 50);
     test_true(seconds == 5 || seconds == 6);
 }
 
@@ -52,7 +52,7 @@ static void test_the_last_half_minute_counts(void)
     uint64_t now_ns = serve(&backlog, 1000 * MS, 300, 80, 10);
     (void)serve(&backlog, now_ns, 120, 8, 1); /* ten times slower by now */
     backlog_note_output(&backlog, 100);
-    uint32_t seconds = backlog_retry_s(&backlog, 50 * 600, 50);
+    uint32_t seconds = backlog_retry_s(&backlog, 50ULL * 600, 50);
     test_true(seconds >= 30 && seconds <= 52);
 }
 

@@ -108,6 +108,22 @@ static void test_one_slow_step_changes_little_and_a_slow_worker_all(void)
     test_true(is_near(planned_ns(&pace, &slow, 0, 50000000), 50e6, 0.1));
 }
 
+/* A clock that said almost nothing at first is got over. */
+static void test_what_was_learned_too_small_grows(void)
+{
+    static const struct truth truth = {7e6, 40e3, 0};
+    struct pace pace = {0};
+    struct pace_load load = {0};
+    pace_add(&load, 0, 500);
+    for (uint32_t i = 0; i < 10; i++) {
+        pace_observe(&pace, &load, 1);
+    }
+    for (uint32_t i = 0; i < 40; i++) {
+        pace_observe(&pace, &load, took(&truth, &load));
+    }
+    test_true(is_near(planned_ns(&pace, &truth, 0, 30000000), 30e6, 0.3));
+}
+
 static void test_prompts_have_a_quarter_at_least(void)
 {
     struct pace pace = {.fixed_ns = 90e6, .token_ns = 100e3, .observed_steps = 4};
@@ -121,6 +137,7 @@ static const struct test_case cases[] = {
     TEST(test_every_term_is_found),
     TEST(test_what_is_planned_converges_without_pure_steps),
     TEST(test_one_slow_step_changes_little_and_a_slow_worker_all),
+    TEST(test_what_was_learned_too_small_grows),
     TEST(test_prompts_have_a_quarter_at_least),
 };
 

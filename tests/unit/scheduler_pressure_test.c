@@ -288,7 +288,7 @@ static void test_retry_after_is_honest(void)
     struct sched_gate gate;
     sched_get_gate(rig.sched, &gate);
     test_true(gate.retry_after_s >= 2 && gate.retry_after_s <= 4); /* ten of forty: 2.6 s */
-    rig_run_to(&rig, rig.now_ns + gate.retry_after_s * 1000 * RIG_MS);
+    rig_run_to(&rig, rig.now_ns + (uint64_t)gate.retry_after_s * 1000 * RIG_MS);
     sched_get_gate(rig.sched, &gate);
     test_true(gate.waiting >= 24 && gate.waiting <= 32);
     test_ok(rig_submit(&rig, &late, &wanted, &err), &err);
@@ -322,7 +322,7 @@ static void test_progress_in_a_flood(void)
         }
     }
     rig_check_length(&oldest, 440);
-    test_true(oldest.ended_ns - oldest.first_token_ns < 440 * 12 * RIG_MS); /* steps of 10 ms */
+    test_true(oldest.ended_ns - oldest.first_token_ns < 440ULL * 12 * RIG_MS); /* steps of 10 ms */
     rig_run_idle(&rig, 100 * RIG_LONG_NS);
     for (uint32_t i = 0; i < FLOOD_COUNT; i++) {
         test_eq_u64(requests[i].ended, 1);
