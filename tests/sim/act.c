@@ -153,7 +153,7 @@ static void hand_over(struct sim *sim, struct random *random)
     if (gate.running > 0) {
         report_cover(sim->report, COVER_HAND_OVER);
     }
-    if (random_one_in(random, 3)) { /* what it sends now arrives later */
+    if (random_one_in(random, 2)) { /* what it sends now arrives later */
         submit_many(sim, elder, random);
         elder->stalled_sends = random_between(random, 1, 6);
         elder->stalled_reads = random_between(random, 1, 40);
@@ -162,7 +162,7 @@ static void hand_over(struct sim *sim, struct random *random)
     elder->is_leaving = true;
     younger->is_wanted = true;
     attach(sim);
-    if (random_one_in(random, 3)) {
+    if (random_one_in(random, 2)) {
         submit_many(sim, younger, random);
     }
 }

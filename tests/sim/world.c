@@ -66,7 +66,7 @@ static void draw_pools(struct world *world, struct random *random)
         account_peak(&geometry, world->most_prompt_tokens + world->most_output_tokens,
                      limits->max_step_tokens * limits->pipeline_depth);
     peak.local_pages = num_min(peak.local_pages, account_local_table_pages(&geometry));
-    uint32_t quarters = PICK(random, 4, 8, 8, 9, 12, 20, 40, 400);
+    uint32_t quarters = PICK(random, 4, 5, 8, 9, 12, 16, 20, 20, 40, 400);
     uint32_t local_quarters = random_one_in(random, 3) ? PICK(random, 4, 8, 20, 400) : quarters;
     uint32_t short_pages = random_one_in(random, 10) ? 1 : 0;
     uint32_t global = num_min(peak.global_pages * quarters / 4, 4000);
