@@ -145,10 +145,12 @@ void system_forget(struct system_process *process)
     remove_dir(process);
 }
 
-pid_t system_child(const struct system_process *process, const char *name)
+uint32_t system_children(const struct system_process *process, const char *name, pid_t *out_pids,
+                         uint32_t most)
 {
     char path[128];
     char comm[64];
+    uint32_t found = 0;
     (void)snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)process->launcher,
                    (int)process->launcher);
     FILE *children = fopen(path, "re");
@@ -167,10 +169,75 @@ pid_t system_child(const struct system_process *process, const char *name)
         bool has_name = fgets(comm, sizeof(comm), file) != NULL;
         (void)fclose(file);
         if (has_name && strncmp(comm, name, strlen(name)) == 0) {
-            return pid;
+            if (found < most) {
+                out_pids[found] = pid;
+            }
+            found++;
         }
     }
-    return 0;
+    return found;
+}
+
+pid_t system_child(const struct system_process *process, const char *name)
+{
+    pid_t pid = 0;
+    return system_children(process, name, &pid, 1) > 0 ? pid : 0;
+}
+
+void system_reload_start(const struct system_process *process, struct system_reload *reload)
+{
+    int out[2];
+    test_true(pipe2(out, O_CLOEXEC) == 0);
+    reload->pid = fork();
+    test_true(reload->pid >= 0);
+    if (reload->pid == 0) {
+        if (dup2(out[1], STDOUT_FILENO) >= 0 && dup2(out[1], STDERR_FILENO) >= 0) {
+            (void)execl(TEST_BEZEL_EXE, "bezel", "reload", "--run-dir", process->run_dir,
+                        (char *)NULL); /* returns only on failure */
+        }
+        _exit(127);
+    }
+    (void)close(out[1]);
+    reload->out_fd = out[0];
+}
+
+int system_reload_wait(struct system_reload *reload, char out_text[512])
+{
+    size_t used_bytes = 0;
+    ssize_t got = 1;
+    while (got > 0) {
+        struct pollfd readable = {.fd = reload->out_fd, .events = POLLIN};
+        test_true(poll(&readable, 1, (int)test_patience(STOP_MS)) == 1);
+        got = read(reload->out_fd, out_text + used_bytes, 511 - used_bytes);
+        used_bytes += got > 0 ? (size_t)got : 0;
+    }
+    out_text[used_bytes] = '\0';
+    out_text[strcspn(out_text, "\n")] = '\0';
+    (void)close(reload->out_fd);
+    int status = 0;
+    test_true(waitpid(reload->pid, &status, 0) == reload->pid && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+pid_t system_reload_now(const struct system_process *process)
+{
+    struct system_reload reload;
+    char text[512];
+    int pid = 0;
+    system_reload_start(process, &reload);
+    int status = system_reload_wait(&reload, text);
+    if (status != 0 || sscanf(text, "frontend %d serves", &pid) != 1) {
+        test_fail(__FILE__, __LINE__, "reload: exit status %d, '%s'", status, text);
+    }
+    return pid;
+}
+
+void system_replace(const struct system_process *process, const char *name, const char *target)
+{
+    char path[160];
+    (void)snprintf(path, sizeof(path), "%s/%s", process->dir, name); /* it fits */
+    test_true(unlink(path) == 0);
+    link_program(process, name, target);
 }
 
 int system_get(const struct system_process *process, const char *path)

@@ -31,6 +31,25 @@ void system_forget(struct system_process *process);
 /* Process id of a child of the launcher, "bezel-worker" or "bezel-frontend"; 0 where there is none. */
 pid_t system_child(const struct system_process *process, const char *name);
 
+/* All of that name; at most `most` ids, returns how many there are. */
+uint32_t system_children(const struct system_process *process, const char *name, pid_t *out_pids,
+                         uint32_t most);
+
+/* Starts `bezel reload`, and waits for it: what it wrote, without the end of the line, and its exit
+ * code. */
+struct system_reload {
+    pid_t pid;
+    int out_fd;
+};
+void system_reload_start(const struct system_process *process, struct system_reload *reload);
+int system_reload_wait(struct system_reload *reload, char out_text[512]);
+
+/* One that must work: afterwards the new frontend serves.  Its process id. */
+pid_t system_reload_now(const struct system_process *process);
+
+/* Replaces a program by another file, which the next start of it takes. */
+void system_replace(const struct system_process *process, const char *name, const char *target);
+
 /* Wait until a process is gone; false after wait_ms. */
 bool system_wait_gone(pid_t pid, uint32_t wait_ms);
 
