@@ -146,11 +146,20 @@ void serve_reload_on_ready(struct serve *serve)
     ssize_t got = read(serve->next_ready_fd, bytes, sizeof(bytes) - 1);
     if (got <= 0) {
         serve_close_fd(&serve->next_ready_fd); /* its end tells the rest */
-    } else if (bytes[0] == '1') {
-        promote(serve);
-    } else if (bytes[0] == '!') {
+    }
+    /* Lines of why not yet, each behind a '!', then a '1' when it is ready. */
+    for (ssize_t at = 0; at < got;) {
         bytes[got] = '\0';
-        (void)snprintf(reload->reason, sizeof(reload->reason), "%s", bytes + 1); /* fits */
+        if (bytes[at] == '1') {
+            promote(serve);
+            return;
+        }
+        size_t line_bytes = strcspn(bytes + at, "\n");
+        if (line_bytes > 0) {
+            (void)snprintf(reload->reason, sizeof(reload->reason), "%.*s", (int)line_bytes - 1,
+                           bytes + at + 1); /* fits */
+        }
+        at += (ssize_t)line_bytes + 1;
     }
 }
 
@@ -234,11 +243,12 @@ uint64_t serve_reload_next_ns(const struct serve *serve)
 
 static void on_reload_deadline(struct serve *serve)
 {
-    char text[LAUNCHER_TEXT_BYTES];
-    (void)snprintf(text, sizeof(text), "the new frontend was not ready within %u s%s",
-                   serve->options->reload_timeout_s,
-                   serve->reload.is_adopted ? ", and the old one has ended"
-                                            : "; the old one goes on"); /* fits */
+    char text[2 * LAUNCHER_TEXT_BYTES];
+    const char *reason = serve->reload.reason;
+    (void)snprintf(text, sizeof(text),
+                   "the new frontend was not ready within %u s%s%s; the old one %s",
+                   serve->options->reload_timeout_s, reason[0] == '\0' ? "" : ": ", reason,
+                   serve->reload.is_adopted ? "has ended" : "goes on"); /* fits */
     if (serve->reload.is_adopted) {
         end_reload(serve, false, text);
         return;

@@ -276,6 +276,7 @@ static void publish(struct engine *engine)
             engine->stale_before + (engine->is_draining ? engine->drain.stale_count : 0),
         .worker_attaches = engine->attaches,
         .misfit = misfit_of(engine),
+        .misfit_lasts = link_misfit_lasts(engine->link),
     };
     sched_get_figures(engine->sched, &status.figures);
     status.worker_heard_ns = link_stats_get(engine->worker_stats, &status.worker);

@@ -59,7 +59,7 @@ struct link {
     uint64_t pause_ns; /* before the next HELLO, once detached */
     char lost_text[ERR_MESSAGE_BYTES];
     char logged_text[ERR_MESSAGE_BYTES]; /* the last misfit, logged once */
-    bool is_misfit;                      /* and it will not pass by itself */
+    bool is_misfit;                      /* it will not pass by itself */
 };
 
 static void on_pipe(nng_pipe pipe, nng_pipe_ev event, void *argument)
@@ -409,7 +409,12 @@ void link_drop(struct link *link, const char *why)
 
 const char *link_misfit_text(const struct link *link)
 {
-    return link->is_misfit ? link->logged_text : "";
+    return link->logged_text;
+}
+
+bool link_misfit_lasts(const struct link *link)
+{
+    return link->is_misfit;
 }
 
 const char *link_lost_text(const struct link *link)

@@ -67,8 +67,10 @@ void link_send(struct link *link, const struct plan_message *message);
 /* End an attached session for a reason of ours: LOST at the next link_poll. */
 void link_drop(struct link *link, const char *why);
 
-/* Why the worker that is there cannot be used, "" where it can or none is; a busy one can. */
+/* Why the worker that is there does not let this frontend attach, "" where it does or none is; and
+ * whether that will not pass by itself. */
 const char *link_misfit_text(const struct link *link);
+bool link_misfit_lasts(const struct link *link);
 
 const char *link_lost_text(const struct link *link);
 

@@ -315,7 +315,7 @@ static int fail(const struct options *options, const struct err *err)
 {
     (void)fprintf(stderr, "bezel-frontend: %s\n", err->message);
     if (options->successor && options->ready_fd > 0) {
-        (void)dprintf((int)options->ready_fd, "!%s", err->message); /* the launcher may be gone */
+        (void)dprintf((int)options->ready_fd, "!%s\n", err->message); /* the launcher may be gone */
     }
     return err_is_lasting(err->code) ? EXIT_CAN_NEVER_WORK : EXIT_MAY_WORK_LATER;
 }

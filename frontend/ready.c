@@ -1,6 +1,8 @@
 #include "frontend/ready.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -30,6 +32,7 @@ struct ready {
     bool was_ready;
     uint64_t instance_id; /* worker compared last */
     struct err error;
+    char told[ERR_MESSAGE_BYTES]; /* why not yet, to the launcher */
 };
 
 static void compare_tokenizers(struct ready *ready, const struct engine_status *status)
@@ -69,10 +72,16 @@ static void announce(struct ready *ready)
 
 static void compare_protocols(struct ready *ready, const struct engine_status *status)
 {
-    if (ready->app->options->successor && status->misfit[0] != '\0' && !ready->error.code) {
+    if (!ready->app->options->successor || status->misfit[0] == '\0' || ready->error.code) {
+        return;
+    }
+    if (status->misfit_lasts) {
         (void)err_set(&ready->error, ERR_PROTOCOL, "the worker refuses this frontend: %s",
                       status->misfit); /* kept for ready_check */
         loop_stop(ready->app->loop);
+    } else if (strcmp(status->misfit, ready->told) != 0 && ready->ready_fd >= 0) {
+        (void)snprintf(ready->told, sizeof(ready->told), "%s", status->misfit); /* cut is fine */
+        (void)dprintf(ready->ready_fd, "!%s\n", status->misfit); /* the launcher may be gone */
     }
 }
 
@@ -80,8 +89,8 @@ static bool may_answer_unready(const struct ready *ready, const struct engine_st
 {
     bool is_loading =
         status->welcome.instance_id != 0 && status->welcome.state != HELLO_STATE_READY;
-    return !ready->app->options->successor && (is_loading || status->misfit[0] != '\0' ||
-                                               clock_now_ns() - ready->start_ns > PATIENCE_NS);
+    return !ready->app->options->successor &&
+           (is_loading || status->misfit_lasts || clock_now_ns() - ready->start_ns > PATIENCE_NS);
 }
 
 static void look(struct ready *ready)

@@ -38,6 +38,8 @@ struct session {
     bool has_own_quota;
     struct session_quota quota;   /* where it has its own */
     struct session_share granted; /* as the younger of two that share; never falls meanwhile */
+    struct session_share spare;   /* least that the elder did not need since spare_since_ns */
+    uint64_t spare_since_ns;
     uint32_t held_pages[RUNNER_FAMILY_COUNT]; /* as the pools count its lane */
     struct inbox inbox;
     struct seq_index index;

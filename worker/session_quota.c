@@ -1,15 +1,20 @@
 /* How two sessions share pages and slots while one frontend hands over to the next.
  *
- * A session alone has everything.  When a second one opens, the elder keeps what its sequences hold
- * and can still need, in pages at most the pool less one full request; but no less of that need than
- * lets one of them reach its end and the STEPs on their way run.  As long as it lives it has room for
- * one full request and half the slots, for what its clients still send.  The younger one has the
- * rest, and what the elder's sequences give back moves over to it.  What was granted to the younger
- * one is never taken back, so that plans made with the figures it was told stay good. */
+ * A session alone has everything.  When a second one opens, the elder is told to keep to half the
+ * slots, and keeps the pages that its sequences hold and can still need, and room for one full request
+ * more, for what its clients still send; in all at most the pool less one full request, but no less
+ * of the need than lets one sequence reach its end and the STEPs on their way run.  The younger one
+ * has the rest.  What the elder has not needed for a while moves over: a while, since its frontend
+ * may be about to start the next of those that wait, and running ones shall not lose their pages to
+ * that.  What was granted to the younger one is never taken back, so that plans made with the figures
+ * it was told stay good. */
 #include <stddef.h>
 
 #include "common/num.h"
 #include "worker/session_internal.h"
+
+/* What the elder gives back moves over when it was not needed for this long, at most twice as long. */
+#define SPARE_NS (100 * 1000000ULL)
 
 enum {
     DECODES_AHEAD = 16 /* decode rows of one sequence that no frontend has outstanding at once */
@@ -106,10 +111,8 @@ static uint32_t pages_of_elder(const struct session *elder, const struct claims 
     uint32_t most = all - full_request;
     uint64_t owed = claims->owed_pages[family];
     uint64_t least = least_pages(elder, claims, family);
-    uint64_t pages = owed < most ? owed : most;
+    uint64_t pages = owed + full_request < most ? owed + full_request : most;
     pages = pages > least ? pages : least;
-    uint32_t clients_still = num_min(full_request, most);
-    pages = pages > clients_still ? pages : clients_still;
     return pages < all ? (uint32_t)pages : all;
 }
 
@@ -130,6 +133,39 @@ static uint32_t find_sharing(const struct session_core *core, struct session **o
     return count;
 }
 
+/* What the elder does not need now. */
+static struct session_share spare_of(const struct session *elder)
+{
+    const struct session_core *core = elder->core;
+    struct claims claims = claims_of(elder);
+    struct session_share spare = {0};
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        spare.pages[f] =
+            core->line.pools[f].page_count - pages_of_elder(elder, &claims, (enum runner_family)f);
+    }
+    uint32_t taken = num_min(claims.sequences, core->slots);
+    spare.slots = num_min(core->slots / 2, core->slots - taken);
+    return spare;
+}
+
+static struct session_share at_least(const struct session_share *a, const struct session_share *b)
+{
+    struct session_share least = {.slots = num_min(a->slots, b->slots)};
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        least.pages[f] = num_min(a->pages[f], b->pages[f]);
+    }
+    return least;
+}
+
+static void grant(struct session *younger, const struct session_share *share)
+{
+    struct session_share *granted = &younger->granted;
+    granted->slots = num_max(granted->slots, share->slots);
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        granted->pages[f] = num_max(granted->pages[f], share->pages[f]);
+    }
+}
+
 void session_settle_shares(struct session_core *core)
 {
     struct session *elder;
@@ -137,19 +173,23 @@ void session_settle_shares(struct session_core *core)
     uint32_t count = find_sharing(core, &elder, &younger);
     if (count == 1) {
         elder->granted = (struct session_share){0};
+        elder->spare_since_ns = 0;
     }
     if (count != 2) {
         return;
     }
-    struct claims claims = claims_of(elder);
-    struct session_share *granted = &younger->granted;
-    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
-        uint32_t rest =
-            core->line.pools[f].page_count - pages_of_elder(elder, &claims, (enum runner_family)f);
-        granted->pages[f] = num_max(granted->pages[f], rest);
+    struct session_share spare = spare_of(elder);
+    if (younger->spare_since_ns == 0) { /* it has just opened */
+        grant(younger, &spare);
+        younger->spare = spare;
+        younger->spare_since_ns = core->now_ns + 1;
     }
-    uint32_t slots = num_max(num_min(claims.sequences, core->slots), core->slots / 2);
-    granted->slots = num_max(granted->slots, core->slots - slots);
+    younger->spare = at_least(&younger->spare, &spare);
+    if (core->now_ns + 1 - younger->spare_since_ns >= SPARE_NS) {
+        grant(younger, &younger->spare);
+        younger->spare = spare;
+        younger->spare_since_ns = core->now_ns + 1;
+    }
 }
 
 bool session_can_pin(struct session *session, const uint32_t pages[RUNNER_FAMILY_COUNT])
@@ -193,6 +233,6 @@ struct session_share session_share_of(const struct session *session)
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
         share.pages[f] -= younger->granted.pages[f];
     }
-    share.slots -= younger->granted.slots;
+    share.slots -= core->slots / 2; /* at once: whoever it still sends would meet the younger's */
     return share;
 }

@@ -110,7 +110,7 @@ static void run_command(struct stand_in *self, const char *command)
     } else if (strcmp(command, "linger") == 0) {
         self->lingers = true;
     } else if (strncmp(command, "say ", 4) == 0) {
-        if (dprintf(self->ready_fd, "!%s", command + 4) < 0) {
+        if (dprintf(self->ready_fd, "!%s\n", command + 4) < 0) {
             _exit(93);
         }
     } else if (strncmp(command, "exit ", 5) == 0) {
