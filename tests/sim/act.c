@@ -225,7 +225,7 @@ void act(struct sim *sim, const struct event *event)
             sim_device_spoil_row(sim->device);
         }
         break;
-    case EVENT_SPOIL: front->spoil = random_between(&random, 1, 4); break;
+    case EVENT_SPOIL: front->spoil = random_between(&random, 1, 5); break;
     case EVENT_STALE: deliver_stale(sim, &random); break;
     case EVENT_KILL_FRONT: kill_front(sim, &random); break;
     case EVENT_END_SESSION: end_session(sim, &random); break;

@@ -282,7 +282,10 @@ static void spoil_rows(const struct front *front, struct plan_message *message,
 {
     struct plan_step *step = &message->as.step;
     memcpy(rows, step->rows.at, step->rows.count * sizeof(*rows));
-    if (front->spoil == 2) {
+    if (front->spoil == 5) {
+        step->after--; /* not the refusal that it should know of */
+        report_cover(front->sim->report, COVER_WRONG_AFTER);
+    } else if (front->spoil == 2) {
         rows[0].seq_id += 1ULL << 40; /* never admitted */
     } else if (front->spoil == 3) {
         rows[step->rows.count++] = rows[0]; /* two rows of one sequence */
@@ -312,6 +315,14 @@ static void deliver_spoiled(struct front *front, struct plan_message *message)
     front->spoil = 0;
 }
 
+static bool can_spoil(const struct front *front, const struct plan_message *message)
+{
+    if (front->spoil == 5) {
+        return message->type == PLAN_STEP && message->as.step.after > 0;
+    }
+    return front->spoil != 0 && (message->type == PLAN_STEP || message->type == PLAN_ADMIT);
+}
+
 void front_deliver(struct front *front, uint32_t count)
 {
     struct sim *sim = front->sim;
@@ -324,7 +335,7 @@ void front_deliver(struct front *front, uint32_t count)
         struct transit *transit = take_sent(front);
         struct plan_message *message = &transit->message;
         struct err err;
-        if (front->spoil != 0 && (message->type == PLAN_STEP || message->type == PLAN_ADMIT)) {
+        if (can_spoil(front, message)) {
             deliver_spoiled(front, message);
         } else if (session_deliver(front->session, message, &err) != ERR_OK) {
             report_fail(sim->report, "message: %s", err.message);
