@@ -3,8 +3,9 @@
  * A session alone has everything.  When a second one opens, the elder is told to keep to half the
  * slots, and keeps the pages that its sequences hold and can still need, and room for one full request
  * more, for what its clients still send; in all at most the pool less one full request, but no less
- * of the need than lets one sequence reach its end and the STEPs on their way run.  The younger one
- * has the rest.  What the elder has not needed for a while moves over: a while, since its frontend
+ * of the need than lets one sequence reach its end and the STEPs on their way run.  Of a pool of less
+ * than two full requests it keeps half, and no less than one that decodes needs: nobody else can serve
+ * what waits in its queue.  The younger one has the rest.  What the elder has not needed for a while moves over: a while, since its frontend
  * may be about to start the next of those that wait, and running ones shall not lose their pages to
  * that.  What was granted to the younger one is never taken back, so that plans made with the figures
  * it was told stay good. */
@@ -99,6 +100,20 @@ static uint64_t least_pages(const struct session *elder, const struct claims *cl
     return least < claims->owed_pages[family] ? least : claims->owed_pages[family];
 }
 
+/* Kept whatever the elder's sequences need. */
+static uint32_t floor_of_elder(const struct session_core *core, uint32_t full_request,
+                               enum runner_family family)
+{
+    uint32_t all = core->line.pools[family].page_count;
+    if (full_request <= all - full_request) {
+        return full_request;
+    }
+    uint32_t decoding[RUNNER_FAMILY_COUNT];
+    peak_of(core, core->limits.runner.max_context_tokens, DECODES_AHEAD, decoding);
+    uint32_t half = all - all / 2;
+    return family == RUNNER_FAMILY_LOCAL ? num_max(half, num_min(decoding[family], all)) : half;
+}
+
 static uint32_t pages_of_elder(const struct session *elder, const struct claims *claims,
                                enum runner_family family)
 {
@@ -113,6 +128,8 @@ static uint32_t pages_of_elder(const struct session *elder, const struct claims 
     uint64_t least = least_pages(elder, claims, family);
     uint64_t pages = owed + full_request < most ? owed + full_request : most;
     pages = pages > least ? pages : least;
+    uint32_t floor = floor_of_elder(core, full_request, family);
+    pages = pages > floor ? pages : floor;
     return pages < all ? (uint32_t)pages : all;
 }
 

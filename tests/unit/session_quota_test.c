@@ -67,6 +67,39 @@ static void test_idle_elder_keeps_room_for_one_request(void)
     bench_teardown(&bench);
 }
 
+/* What waits in the elder's queue needs pages and a slot, however few there are. */
+static void test_idle_elder_keeps_half_of_a_small_pool(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    struct runner_limits limits = bench_limits();
+    limits.max_context_tokens = 80 * limits.page_tokens; /* a full request: all global pages */
+    limits.pages[RUNNER_FAMILY_LOCAL] = 9;               /* less than its prompt would take */
+    bench_setup_limits(&bench, &limits, 1024);
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&bench.session, 6, 40, 3); /* ceil((64 + 16 + 15) / 16) */
+    expect(&younger, 3, 40, 3);
+    rig_close(&younger);
+    bench_teardown(&bench);
+}
+
+static void test_an_only_slot_stays_with_the_elder(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    struct runner_limits limits = bench_limits();
+    limits.slots = 1;
+    bench_setup_limits(&bench, &limits, 1024);
+    rig_open(&bench.rig, &younger, NULL);
+    test_eq_u64(ask(&bench.session).slots_withheld, 0);
+    test_eq_u64(ask(&younger).slots_withheld, 1);
+    rig_close(&bench.session);
+    test_eq_u64(ask(&younger).slots_withheld, 0);
+    rig_close(&younger);
+    rig_open(&bench.rig, &bench.session, NULL);
+    bench_teardown(&bench);
+}
+
 static void test_admitted_requests_keep_what_they_need(void)
 {
     struct core_bench bench;
@@ -343,6 +376,8 @@ static void test_full_ring_stops_its_own_session(void)
 
 static const struct test_case cases[] = {
     TEST(test_idle_elder_keeps_room_for_one_request),
+    TEST(test_idle_elder_keeps_half_of_a_small_pool),
+    TEST(test_an_only_slot_stays_with_the_elder),
     TEST(test_admitted_requests_keep_what_they_need),
     TEST(test_elder_is_cut_to_the_pool_less_a_full_request),
     TEST(test_a_held_pool_leaves_one_request_its_end),
