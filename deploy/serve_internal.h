@@ -32,6 +32,7 @@ struct reload {
     int client_fd;   /* owned; who asked and waits; -1 nobody */
     uint64_t deadline_ns;
     char reason[LAUNCHER_TEXT_BYTES]; /* the new frontend's own, once it has told one */
+    bool is_within_line;              /* the rest of that is still to be read */
 };
 
 struct serve {

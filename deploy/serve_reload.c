@@ -150,16 +150,17 @@ void serve_reload_on_ready(struct serve *serve)
     /* Lines of why not yet, each behind a '!', then a '1' when it is ready. */
     for (ssize_t at = 0; at < got;) {
         bytes[got] = '\0';
-        if (bytes[at] == '1') {
+        if (bytes[at] == '1' && !reload->is_within_line) {
             promote(serve);
             return;
         }
         size_t line_bytes = strcspn(bytes + at, "\n");
-        if (line_bytes > 0) {
+        if (line_bytes > 0 && !reload->is_within_line) {
             (void)snprintf(reload->reason, sizeof(reload->reason), "%.*s", (int)line_bytes - 1,
                            bytes + at + 1); /* fits */
         }
         at += (ssize_t)line_bytes + 1;
+        reload->is_within_line = at > got;
     }
 }
 

@@ -124,14 +124,14 @@ static void test_failing_reload_keeps_the_old_one(void)
     pid_t worker;
     pid_t frontend;
     launcher_rig_init(&rig, "", "ready\n");
-    (void)launcher_rig_start_ready(&rig, "--reload-timeout-s 1", &worker, &frontend);
+    (void)launcher_rig_start_ready(&rig, "--reload-timeout-s 4", &worker, &frontend);
     launcher_rig_write(&rig, "frontend.script", "say the tables differ\nexit 1\n");
     expect_refusal(&rig, "bezel: reload: the tables differ; the old frontend goes on\n");
     launcher_rig_write(&rig, "frontend.script", "exit 5\n");
     expect_refusal(&rig, "bezel: reload: the new frontend ended with exit status 5 before it was "
                          "ready; the old one goes on\n");
     launcher_rig_write(&rig, "frontend.script", "");
-    expect_refusal(&rig, "bezel: reload: the new frontend was not ready within 1 s; the old one "
+    expect_refusal(&rig, "bezel: reload: the new frontend was not ready within 4 s; the old one "
                          "goes on\n");
     char path[160];
     (void)snprintf(path, sizeof(path), "%s/bezel-frontend", rig.dir);
@@ -148,6 +148,24 @@ static void test_failing_reload_keeps_the_old_one(void)
         (void)launcher_expect_event(&rig, "frontend start"); /* of those above */
     }
     (void)reload(&rig);
+    stop(&rig);
+}
+
+/* More than the launcher reads at once: what follows is no report of its own. */
+static void test_long_reason_is_not_taken_for_ready(void)
+{
+    struct launcher_rig rig;
+    pid_t worker;
+    pid_t frontend;
+    struct asking asking;
+    char text[1024];
+    launcher_rig_init(&rig, "", "ready\n");
+    (void)launcher_rig_start_ready(&rig, "", &worker, &frontend);
+    launcher_rig_write(&rig, "frontend.script", "say-long\nexit 5\n");
+    ask(&rig, &asking);
+    test_eq_u64((uint64_t)hear(&asking, text), 1);
+    test_true(strncmp(text, "bezel: reload: 111", 18) == 0);
+    test_true(kill(frontend, 0) == 0);
     stop(&rig);
 }
 
@@ -272,6 +290,7 @@ static const struct test_case cases[] = {
     TEST(test_old_frontend_leaves_when_the_new_one_serves),
     TEST(test_signal_reloads_too),
     TEST(test_failing_reload_keeps_the_old_one),
+    TEST(test_long_reason_is_not_taken_for_ready),
     TEST(test_one_reload_at_a_time),
     TEST(test_leaving_frontend_is_killed_at_the_deadline),
     TEST(test_new_frontend_takes_the_place_of_a_dead_one),

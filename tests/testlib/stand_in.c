@@ -2,8 +2,8 @@
  *
  * Reads commands, one a line, from MODEL_DIR/<name>.script and reports what happens to it as lines
  * in the pipe MODEL_DIR/events.  Commands: ready, ignore-term, answer (accept one connection and
- * write this process's id), say TEXT (why it fails, where it reports that it is ready), linger (go on
- * after being told to hand over), exit N.  After the last it waits for SIGTERM, SIGUSR1 (hand over) or
+ * write this process's id), say TEXT (why it fails, where it reports that it is ready), say-long (the
+ * same in 600 ones), linger (go on after being told to hand over), exit N.  After the last it waits for SIGTERM, SIGUSR1 (hand over) or
  * the lifeline. */
 #include <errno.h>
 #include <fcntl.h>
@@ -112,6 +112,14 @@ static void run_command(struct stand_in *self, const char *command)
     } else if (strncmp(command, "say ", 4) == 0) {
         if (dprintf(self->ready_fd, "!%s\n", command + 4) < 0) {
             _exit(93);
+        }
+    } else if (strcmp(command, "say-long") == 0) {
+        char line[602];
+        memset(line, '1', sizeof(line));
+        line[0] = '!';
+        line[sizeof(line) - 1] = '\n';
+        if (write(self->ready_fd, line, sizeof(line)) != (ssize_t)sizeof(line)) {
+            _exit(92);
         }
     } else if (strncmp(command, "exit ", 5) == 0) {
         _exit((int)strtol(command + 5, NULL, 10));
