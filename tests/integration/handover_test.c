@@ -398,7 +398,7 @@ static void test_idle_connections_end_at_the_deadline(void)
 
 static void test_failing_reload_keeps_the_old_frontend(void)
 {
-    static const char *const args[] = {"--reload-timeout-s", "2", NULL};
+    static const char *const args[] = {"--reload-timeout-s", "20", NULL};
     static const struct {
         const char *program;
         const char *text;
