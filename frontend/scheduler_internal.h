@@ -189,6 +189,12 @@ void sched_plan(struct sched *sched, uint64_t now_ns);
 /* Peak of one sequence under these limits. */
 struct account_need sched_peak(const struct sched_limits *limits, uint32_t max_total_tokens);
 
+/* scheduler_prefix.c */
+
+/* Somebody ahead of a queued request computes what it begins with as well: admitted later it reuses
+ * that.  It waits no longer once it was overtaken as often as may be. */
+bool sched_awaits_prefix(const struct sched *sched, struct req *req);
+
 /* scheduler_answer.c */
 
 /* Forget the claims of messages up to applied. */

@@ -158,19 +158,19 @@ static void admit(struct sched *sched, struct req *req, uint64_t now_ns)
     sched_push_claim(sched, req->admit_msg_seq, &req->pinned);
 }
 
-static bool fits(const struct sched *sched, const struct req *req, const struct account_need *spare)
+static bool fits(const struct sched *sched, struct req *req, const struct account_need *spare)
 {
     struct account_need entry = entry_need(&sched->limits, req);
-    return need_fits(&entry, spare);
+    return need_fits(&entry, spare) && !sched_awaits_prefix(sched, req);
 }
 
 /* Past a preempted head only what will never need its pages. */
-static bool may_overtake(const struct sched *sched, const struct req *req, const struct req *head,
+static bool may_overtake(const struct sched *sched, struct req *req, const struct req *head,
                          const struct account_need *spare)
 {
     if (head->preemptions > 0) {
         struct account_need peak = sched_peak(&sched->limits, req->admit.max_total);
-        return need_fits(&peak, spare);
+        return need_fits(&peak, spare) && !sched_awaits_prefix(sched, req);
     }
     return fits(sched, req, spare);
 }

@@ -280,6 +280,30 @@ static void test_64_live_requests_share_31_pages(void)
     system_stop(&process);
 }
 
+/* Nobody has their prefix yet: the first computes it, the others wait for that. */
+static void test_a_burst_computes_its_prefix_once(void)
+{
+    enum {
+        BURST = 12
+    };
+    struct system_process process;
+    struct http_client clients[BURST];
+    uint32_t ids[TEXT];
+    write_text(1, ids, TEXT);
+    system_start(&process, no_args);
+    for (uint32_t i = 0; i < BURST; i++) {
+        open_live(&process, ids, i, &clients[i]);
+    }
+    for (uint32_t i = 0; i < BURST; i++) {
+        test_true(http_client_await(&clients[i], "[DONE]"));
+        http_client_close(&clients[i]);
+    }
+    test_eq_u64(http_client_metric(process.port, "vllm:prefix_cache_hits_total"),
+                (BURST - 1) * 1984ULL);
+    system_expect_all_free(&process);
+    system_stop(&process);
+}
+
 /* Pools that hold three of these prompts: the oldest go, and nobody waits or is refused for them. */
 static void test_small_pools_give_up_what_is_oldest(void)
 {
@@ -318,6 +342,7 @@ static const struct test_case cases[] = {
     TEST(test_salts_never_share),
     TEST(test_prefixes_outlive_a_killed_frontend),
     TEST(test_64_live_requests_share_31_pages),
+    TEST(test_a_burst_computes_its_prefix_once),
     TEST(test_small_pools_give_up_what_is_oldest),
 };
 

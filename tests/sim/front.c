@@ -152,6 +152,7 @@ void front_attach(struct front *front)
         .ring_records = world->ring_records,
         .session_timeout_ms = 10000,
         .segment_tokens = limits->segment_tokens,
+        .prefix_cache = sim->world.keeps_prefixes,
     };
     struct err err;
     if (sched_attach(front->sched, &welcome, front->epoch, sim->now_ns, &err) != ERR_OK) {
