@@ -49,7 +49,8 @@ struct control {
     struct attach_table *attaches;
     struct watchdog watchdog;
     struct mem_arena arena;
-    uint64_t drain_until_ns; /* 0: the launcher lives */
+    uint64_t drain_until_ns; /* 0: the launcher lives, and nobody asked to stop */
+    bool stops_when_idle;    /* asked to stop: sessions need not end, only their sequences */
 };
 
 /* ---- answers ---- */
@@ -257,6 +258,30 @@ static void stop_worker(struct control *control)
     _exit(0); /* the main thread is inside the loader: nothing of it needs an orderly end */
 }
 
+static bool has_sequences(struct control *control)
+{
+    struct control_ready ready;
+    struct session_stats stats;
+    struct err err;
+    if (!get_ready(control, &ready) || attach_alive_count(control->attaches) == 0) {
+        return false;
+    }
+    return executor_stats(ready.executor, &stats, &err) == ERR_OK && stats.sequences > 0;
+}
+
+/* What runs is finished, as far as the drain timeout goes; asked twice, it is not. */
+static void on_stop(struct control *control)
+{
+    if (control->drain_until_ns != 0 || !has_sequences(control)) {
+        stop_worker(control);
+        return;
+    }
+    control->stops_when_idle = true;
+    control->drain_until_ns = clock_now_ns() + control->options.drain_timeout_ns;
+    log_info("control", "draining", "timeout_ms=%llu",
+             (unsigned long long)(control->options.drain_timeout_ns / CLOCK_NS_PER_MS));
+}
+
 static void on_signal(struct control *control)
 {
     struct signalfd_siginfo info;
@@ -267,7 +292,7 @@ static void on_signal(struct control *control)
     /* A launcher's Ctrl-C reaches its whole process group; the launcher stops us in its order. */
     bool is_launchers = info.ssi_signo == SIGINT && control->options.lifeline_fd >= 0;
     if (!is_launchers) {
-        stop_worker(control);
+        on_stop(control);
     }
 }
 
@@ -311,7 +336,9 @@ static void tick(struct control *control)
             _exit(CONTROL_EXIT_FROZEN); /* main cannot: it is what does not answer */
         }
     }
-    if (control->drain_until_ns != 0 && now_ns > control->drain_until_ns) {
+    bool is_idle = control->stops_when_idle && !has_sequences(control);
+    if (control->drain_until_ns != 0 && (is_idle || now_ns > control->drain_until_ns)) {
+        control->stops_when_idle = false;
         control->drain_until_ns = UINT64_MAX; /* once */
         stop_worker(control);
     }

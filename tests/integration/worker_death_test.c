@@ -221,6 +221,34 @@ static void test_draining_has_a_deadline(void)
     worker_process_forget(&rig.process);
 }
 
+/* A worker that is asked to stop finishes what runs; asked twice, it does not. */
+static void test_a_stop_lets_streams_end(void)
+{
+    struct worker_rig rig;
+    struct child_process tool;
+    worker_rig_open(&rig, NULL);
+    start_tool(&tool, &rig.process, "2", "100");
+    child_process_expect(&tool, "running", START_DEADLINE_MS);
+    test_true(kill(rig.process.pid, SIGTERM) == 0);
+    (void)finish_tool(&tool);
+    test_eq_u64((uint64_t)worker_process_wait(&rig.process, 5000), 0);
+    worker_client_close(&rig.client);
+    worker_process_forget(&rig.process);
+
+    worker_rig_open(&rig, NULL);
+    start_tool(&tool, &rig.process, "2", "2000");
+    child_process_expect(&tool, "running", START_DEADLINE_MS);
+    test_true(kill(rig.process.pid, SIGTERM) == 0);
+    while (!worker_process_logged(&rig.process, " draining")) {
+        (void)usleep(2000); /* between two looks at a log: the second signal must not be merged */
+    }
+    test_true(kill(rig.process.pid, SIGTERM) == 0);
+    test_eq_u64((uint64_t)worker_process_wait(&rig.process, 5000), 0);
+    test_eq_u64((uint64_t)child_process_wait(&tool, START_DEADLINE_MS), 3);
+    worker_client_close(&rig.client);
+    worker_process_forget(&rig.process);
+}
+
 static void test_a_killed_worker_is_cleaned_up_after(void)
 {
     struct worker_rig rig;
@@ -254,6 +282,7 @@ static const struct test_case cases[] = {
     TEST(test_an_idle_worker_goes_with_its_launcher),
     TEST(test_streams_drain_after_the_launcher),
     TEST(test_draining_has_a_deadline),
+    TEST(test_a_stop_lets_streams_end),
     TEST(test_a_killed_worker_is_cleaned_up_after),
 };
 
