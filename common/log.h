@@ -1,7 +1,9 @@
 /* One line per event on standard error: time level module event key=value ...
  *
  * Called by program code only (frontend/, worker/, deploy/); common/, proto/ and kernels/ return
- * errors instead.  Lines are written with one write(2), so threads do not mix them. */
+ * errors instead.  Lines are written with one write(2), so threads do not mix them.  Where the reader
+ * of standard error stands still, lines are lost, not the caller's time; how many, a line says as soon
+ * as there is room. */
 #ifndef COMMON_LOG_H
 #define COMMON_LOG_H
 
