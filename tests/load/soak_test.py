@@ -9,10 +9,14 @@ import signal
 import sys
 import time
 
+import aiohttp
+
 import load
 from load import Answer, expect
 
 SHORTEST_PROMPT = 200
+WATCH_S = 2
+STILL_S = 120  # without a step: on a loaded machine each takes seconds
 
 
 @dataclasses.dataclass
@@ -63,6 +67,7 @@ class Soak:
         self.problems = []
         self.faults = []       # times of kills
         self.forgiven_s = 60   # after a kill: the worker's restart, and requests that it lost
+        self.moved = time.monotonic()  # when the worker's steps were last seen to grow
 
     def is_excused(self, answer):
         return any(answer.sent - self.forgiven_s < fault < time.monotonic()
@@ -109,19 +114,46 @@ class Soak:
                         is_stream=rng.random() < 0.7, priority=rng.randrange(-2, 3))
         task = asyncio.create_task(answer.run(self.session, self.server.url))
         if rng.random() < 1 / 3:
-            if not await load.in_time(self.leave(answer, task), f"prompt {index}"):
+            leaving = asyncio.create_task(self.leave(answer, task))
+            if not await self.follow(leaving, f"prompt {index}"):
                 self.left += 1
                 return
-        await load.in_time(task, f"prompt {index}")
+        await self.follow(task, f"prompt {index}")
         self.check(answer, index)
+
+    async def watch(self):
+        """A request of low priority may wait for long; it is stuck when nothing else runs."""
+        seen = None
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                figures = await load.read_metrics(self.session, self.server.url)
+            except (aiohttp.ClientError, load.Problem):
+                continue  # a frontend that was killed
+            steps = load.figure(figures, "bezel:worker_steps_total")
+            if steps != seen:
+                seen = steps
+                self.moved = time.monotonic()
+
+    async def follow(self, task, what):
+        while not task.done():
+            await asyncio.wait([task], timeout=WATCH_S)
+            still_s = time.monotonic() - self.moved
+            if still_s > STILL_S:
+                task.cancel()
+                raise load.Problem(f"{what} is stuck: open while no step runs for {still_s:.0f} s")
+        return task.result()
 
     async def client(self):
         while time.monotonic() < self.end and not self.problems:
             await self.request()
 
     async def run(self, seconds, *others):
-        self.end = time.monotonic() + seconds
+        self.moved = time.monotonic()
+        self.end = self.moved + seconds
+        watcher = asyncio.create_task(self.watch())
         await asyncio.gather(*(self.client() for _ in range(self.workload.shape.clients)), *others)
+        watcher.cancel()
         expect(not self.problems, f"{len(self.problems)} problems: " + "; ".join(self.problems[:3]))
 
 
@@ -133,6 +165,17 @@ async def stall(server, name, seconds):
         await asyncio.sleep(seconds)
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+async def reload(soak):
+    """A new frontend takes over under load: nobody may notice."""
+    old = soak.server.child("bezel-frontend")
+
+    async def old_is_gone():
+        while old in soak.server.children("bezel-frontend"):
+            await asyncio.sleep(0.05)
+    soak.server.process.send_signal(signal.SIGHUP)
+    await soak.follow(asyncio.create_task(old_is_gone()), "the hand-over")
 
 
 async def kill(soak, name):
@@ -199,11 +242,13 @@ async def soak(settings, seconds, shape, *others_of, options=()):
             return figures
 
 
-def test_soak_with_a_stalled_frontend(settings):
+def test_soak_with_a_stall_and_a_reload(settings):
     seconds = settings.seconds or (600 if settings.is_full else 60)
-    asyncio.run(soak(settings, seconds, Shape(160 if settings.is_full else 24),
+    asyncio.run(soak(settings, seconds, Shape(160 if settings.is_full else 16),
                      lambda run: pause_then(seconds / 2, stall, run.server,
-                                            "bezel-frontend", 3)))
+                                            "bezel-frontend", 3),
+                     lambda run: pause_then(seconds * 3 / 4, reload, run),
+                     options=("--drain-timeout-s", 600)))
 
 
 def test_soak_with_preemptions(settings):
