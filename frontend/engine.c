@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/clock.h"
@@ -243,13 +244,6 @@ static void run_mail(struct engine *engine)
     }
 }
 
-static const char *misfit_of(struct engine *engine)
-{
-    const char *text = link_misfit_text(engine->link);
-    const struct wire_text kept = {.at = text, .byte_count = (uint32_t)strlen(text)};
-    return keep_text(engine, &kept).at;
-}
-
 static void publish(struct engine *engine)
 {
     struct sched_stats stats;
@@ -275,9 +269,10 @@ static void publish(struct engine *engine)
         .records_stale =
             engine->stale_before + (engine->is_draining ? engine->drain.stale_count : 0),
         .worker_attaches = engine->attaches,
-        .misfit = misfit_of(engine),
         .misfit_lasts = link_misfit_lasts(engine->link),
     };
+    (void)snprintf(status.misfit, sizeof(status.misfit), "%s",
+                   link_misfit_text(engine->link)); /* as long as an error's text */
     sched_get_figures(engine->sched, &status.figures);
     status.worker_heard_ns = link_stats_get(engine->worker_stats, &status.worker);
     for (uint32_t i = 0; i <= RESULT_FINISH_CANCEL; i++) {
@@ -408,7 +403,6 @@ enum err_code engine_create(const struct engine_options *options, struct engine 
     engine->welcome.backend.at = "";
     sched_get_gate(engine->sched, &engine->gate);
     engine->status.welcome = engine->welcome;
-    engine->status.misfit = "";
     enum err_code code = link_create(&link_options, &engine->link, err);
     if (code == ERR_OK) {
         code =

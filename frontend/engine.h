@@ -108,9 +108,8 @@ struct engine_status {
     uint64_t worker_attaches;
     struct hello_stats_answer worker; /* its own counters, at most a second old while attached */
     uint64_t worker_heard_ns;         /* when they came; 0 never */
-    const char
-        *misfit; /* why the worker that is there does not let this frontend attach, "" where it
-                           does or none is; borrowed as the texts above */
+    /* why the worker that is there does not let this frontend attach, "" where it does or none is */
+    char misfit[ERR_MESSAGE_BYTES];
     bool misfit_lasts; /* and will not */
 };
 void engine_get_status(struct engine *engine, struct engine_status *out_status);

@@ -212,7 +212,6 @@ enum err_code engine_create(const struct engine_options *options, struct engine 
     welcome->local_pages = 100;
     welcome->global_pages = 100;
     engine->status.figures.local_quota_left_pages = 100;
-    engine->status.misfit = "";
     engine->status.figures.global_quota_left_pages = 100;
     const char *cancels = setting(run_dir, "cancels");
     if (cancels) {
