@@ -104,7 +104,7 @@ static void check_preempted_equal_alone(const char *const *args)
     system_stop(&system);
 }
 
-/* Either family runs out, with pages kept for reuse and without. */
+/* With pages kept for reuse. */
 static void test_full_pages_run_out(void)
 {
     static const char *const args[] = {"--page-tokens=16",   "--global-pages=60",
@@ -113,10 +113,15 @@ static void test_full_pages_run_out(void)
     check_preempted_equal_alone(args);
 }
 
-static void test_sliding_pages_run_out_without_a_prefix_cache(void)
+static void test_both_kinds_run_out_without_a_prefix_cache(void)
 {
-    static const char *const args[] = {"--page-tokens=16", "--global-pages=400", "--local-pages=40",
-                                       "--max-slots=12",   "--no-prefix-cache",  NULL};
+    static const char *const args[] = {"--page-tokens=16",
+                                       "--global-pages=45",
+                                       "--local-pages=36",
+                                       "--max-step-tokens=64",
+                                       "--max-slots=12",
+                                       "--no-prefix-cache",
+                                       NULL};
     check_preempted_equal_alone(args);
 }
 
@@ -185,7 +190,7 @@ static void test_a_stream_goes_on_beside_long_prompts(void)
 
 static const struct test_case cases[] = {
     TEST(test_full_pages_run_out),
-    TEST(test_sliding_pages_run_out_without_a_prefix_cache),
+    TEST(test_both_kinds_run_out_without_a_prefix_cache),
     TEST(test_a_stream_goes_on_beside_long_prompts),
 };
 
