@@ -45,7 +45,7 @@ async def step_seconds(session, url, rng):
 
 async def live_stream_beside_a_flood(settings):
     rng = random.Random(settings.seed)
-    seconds = settings.seconds or (60 if settings.is_full else 12)
+    seconds = settings.seconds or (30 if settings.is_full else 12)
     with load.Server(settings, *POOLS) as server:
         async with load.client() as session:
             url = server.url
