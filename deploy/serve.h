@@ -9,9 +9,9 @@ enum {
     SERVE_EXIT_CANNOT_EVER_WORK = 2 /* both programs use it: starting again is useless */
 };
 
-/* Runs until a signal stops it (SIGHUP reloads the frontend instead) or a program says at the first start that it can never work; the
- * program's own line says why.  *out_exit_code: 0 after a drain, 130 or 143 after a second signal,
- * else the program's.  Errors: what kept it from starting. */
+/* Runs until a signal stops it (SIGHUP reloads the frontend instead) or a program says at the first
+ * start that it can never work; the program's own line says why.  *out_exit_code: 0 after a drain,
+ * 130 or 143 after a second signal, else the program's.  Errors: what kept it from starting. */
 ERR_NODISCARD enum err_code serve_run(const struct options *options, int *out_exit_code,
                                       struct err *err);
 
