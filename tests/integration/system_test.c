@@ -386,17 +386,18 @@ static void test_a_lost_worker_is_waited_for_so_long(void)
     while (http_client_metric(system.port, "vllm:num_requests_waiting") < 1) {
         test_true(clock_now_ns() - start_ns < 10 * CLOCK_NS_PER_SEC);
     }
+    uint64_t kill_ns = clock_now_ns();
     test_true(kill(system_child(&system, "bezel-worker"), SIGKILL) == 0);
     test_true(http_client_await(&stream, "\"error\""));
-    uint64_t lost_ns = clock_now_ns();
     http_client_once(system.port, "POST", "/v1/completions", "{\"prompt\":\"Hi\"}", &answer);
     test_eq_u64((uint64_t)answer.status, 503);
     http_answer_fini(&answer);
     http_client_read(&waiting, &answer);
-    uint64_t waited_ns = clock_now_ns() - lost_ns;
+    uint64_t waited_ns = clock_now_ns() - kill_ns;
     test_eq_u64((uint64_t)answer.status, 503);
     test_true(http_answer_header(&answer, "retry-after") != NULL);
-    test_true(waited_ns > CLOCK_NS_PER_SEC / 2 && waited_ns < 10 * CLOCK_NS_PER_SEC);
+    test_true(waited_ns >= CLOCK_NS_PER_SEC);
+    test_true(waited_ns < test_patience(10) * CLOCK_NS_PER_SEC);
     http_answer_fini(&answer);
     http_client_close(&waiting);
     http_client_close(&stream);
