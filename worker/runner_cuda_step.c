@@ -326,7 +326,7 @@ enum err_code runner_cuda_run(struct runner_cuda *runner, struct flight *flight,
         flight->awaits_masks = true;
         return run_part(runner, flight, STEP_PART_FORWARD, err);
     }
-    code = upload_masks(runner, flight, err);
+    code = code == ERR_OK ? upload_masks(runner, flight, err) : code;
     code = code == ERR_OK ? run_part(runner, flight, STEP_PART_WHOLE, err) : code;
     code = code == ERR_OK ? run_pieces(runner, flight, err) : code;
     return code == ERR_OK ? download_records(runner, flight, err) : code;
