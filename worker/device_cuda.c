@@ -290,7 +290,7 @@ enum err_code device_cuda_mark(struct device_cuda *device, uint32_t index, struc
     return check(device, cudaEventRecord(device->marks[index], device->stream), "mark", err);
 }
 
-bool device_cuda_has_passed(struct device_cuda *device, uint32_t index)
+static bool has_passed(struct device_cuda *device, uint32_t index)
 {
     cudaError_t error = device->is_lost ? cudaSuccess : cudaEventQuery(device->marks[index]);
     if (error == cudaErrorNotReady) {
@@ -303,7 +303,7 @@ bool device_cuda_has_passed(struct device_cuda *device, uint32_t index)
 bool device_cuda_has_come(struct device_cuda *device, const struct device_cuda_signal *signal)
 {
     if (signal->word == NULL) {
-        return signal->mark != DEVICE_CUDA_NEVER && device_cuda_has_passed(device, signal->mark);
+        return signal->mark != DEVICE_CUDA_NEVER && has_passed(device, signal->mark);
     }
     /* acquire: what the device wrote before the word is there too */
     return device->is_lost || __atomic_load_n(signal->word, __ATOMIC_ACQUIRE) != 0;
@@ -361,6 +361,14 @@ bool device_cuda_wait(struct device_cuda *device, const struct device_cuda_signa
     }
     atomic_store(&device->is_woken, false);
     return has_come;
+}
+
+void device_cuda_await_mark(struct device_cuda *device, uint32_t index)
+{
+    const struct device_cuda_signal signal = {.mark = index};
+    while (!device_cuda_has_come(device, &signal)) { /* a wake ends a wait early */
+        (void)device_cuda_wait(device, &signal, clock_now_ns(), UINT64_MAX);
+    }
 }
 
 void device_cuda_wake(struct device_cuda *device)

@@ -55,8 +55,8 @@ ERR_NODISCARD enum err_code device_cuda_drain(struct device_cuda *device, struct
 #define DEVICE_CUDA_NEVER 0xffffffffU /* a mark that is never passed */
 ERR_NODISCARD enum err_code device_cuda_mark(struct device_cuda *device, uint32_t index,
                                              struct err *err);
-/* True when the stream has passed the mark, or the device is lost. */
-bool device_cuda_has_passed(struct device_cuda *device, uint32_t index);
+/* Until the stream has passed the mark, or the device is lost. */
+void device_cuda_await_mark(struct device_cuda *device, uint32_t index);
 
 /* What to wait for: a word of pinned memory that the device makes other than 0 at the end of what it
  * does, which costs the host nothing to enqueue, or a mark. */

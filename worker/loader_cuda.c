@@ -2,7 +2,6 @@
  * with what is left for the page pools. */
 #include <math.h>
 
-#include "common/clock.h"
 #include "common/num.h"
 #include "kernels/cuda/ops_cuda.h"
 #include "worker/device_cuda.h"
@@ -35,9 +34,8 @@ static unsigned char *next_bounce(void *owner)
 {
     struct upload *upload = owner;
     uint32_t index = (uint32_t)(upload->count % BOUNCE_COUNT);
-    while (upload->count >= BOUNCE_COUNT && !device_cuda_has_passed(upload->device, index)) {
-        const struct device_cuda_signal copied = {.mark = index};
-        (void)device_cuda_wait(upload->device, &copied, clock_now_ns(), UINT64_MAX);
+    if (upload->count >= BOUNCE_COUNT) {
+        device_cuda_await_mark(upload->device, index);
     }
     return upload->bounce[index];
 }

@@ -34,10 +34,7 @@ static enum err_code take_opening(struct runner_cuda *runner, const struct plan_
     uint64_t index = runner->opening_count % RUNNER_CUDA_OPENINGS;
     struct opening_buffer *buffer = &runner->openings[index];
     if (runner->opening_count >= RUNNER_CUDA_OPENINGS) {
-        const struct device_cuda_signal copied = {.mark = runner_cuda_opening_mark(index)};
-        while (!device_cuda_has_come(runner->device, &copied)) {
-            (void)device_cuda_wait(runner->device, &copied, clock_now_ns(), UINT64_MAX);
-        }
+        device_cuda_await_mark(runner->device, runner_cuda_opening_mark(index));
     }
     runner->opening_count++;
     runner_take_sampler(admit, buffer->sampler);

@@ -235,16 +235,29 @@ static enum err_code write_nobody(struct runner_cuda *runner, const struct k_row
                              row_count * sizeof(*row), err);
 }
 
+/* Rows of nobody, whose results nobody reads. */
+static struct step_shape nobodys_shape(const struct runner_cuda *runner, uint32_t rows,
+                                       uint32_t tokens)
+{
+    return (struct step_shape){
+        .rows = rows,
+        .tokens = tokens,
+        .sample_rows = rows,
+        .has_records = true,
+        .begins = true,
+        .ends = true,
+        .published = runner->flights[0].device_picks,
+        .stamp = runner->flights[0].device_stamp,
+    };
+}
+
 /* Records a part of a step over rows of nobody. */
 static enum err_code capture(struct runner_cuda *runner, struct bucket *bucket, enum step_part part,
                              struct err *err)
 {
-    const struct step_shape shape = {.rows = bucket->rows,
-                                     .tokens = bucket->rows,
-                                     .sample_rows = bucket->rows,
-                                     .has_records = true,
-                                     .begins = true,
-                                     .ends = true};
+    struct step_shape shape = nobodys_shape(runner, bucket->rows, bucket->rows);
+    shape.published = NULL; /* by turns */
+    shape.stamp = NULL;
     enum err_code code = device_cuda_capture_begin(runner->device, err);
     code = code == ERR_OK ? runner_cuda_enqueue(runner, &shape, part, err) : code;
     return code == ERR_OK ? device_cuda_capture_end(runner->device, &bucket->graphs[part], err)
@@ -255,14 +268,7 @@ static enum err_code capture(struct runner_cuda *runner, struct bucket *bucket, 
 static enum err_code capture_bucket(struct runner_cuda *runner, struct bucket *bucket,
                                     struct err *err)
 {
-    const struct step_shape shape = {.rows = bucket->rows,
-                                     .tokens = bucket->rows,
-                                     .sample_rows = bucket->rows,
-                                     .has_records = true,
-                                     .begins = true,
-                                     .ends = true,
-                                     .published = runner->flights[0].device_picks,
-                                     .stamp = runner->flights[0].device_stamp};
+    const struct step_shape shape = nobodys_shape(runner, bucket->rows, bucket->rows);
     enum err_code code = runner_cuda_enqueue(runner, &shape, STEP_PART_WHOLE, err);
     code = code == ERR_OK ? device_cuda_drain(runner->device, err) : code;
     for (uint32_t part = 0; code == ERR_OK && part < STEP_PART_COUNT; part++) {
@@ -312,14 +318,8 @@ static enum err_code warm_prompt(struct runner_cuda *runner, uint32_t tokens, en
     struct k_row row = stage_nobody();
     row.count = tokens;
     row.first_id = 0;
-    *shape = (struct step_shape){.rows = 1,
-                                 .tokens = tokens,
-                                 .sample_rows = part == STEP_PART_FORWARD ? 0 : 1,
-                                 .has_records = true,
-                                 .begins = true,
-                                 .ends = true,
-                                 .published = runner->flights[0].device_picks,
-                                 .stamp = runner->flights[0].device_stamp};
+    *shape = nobodys_shape(runner, 1, tokens);
+    shape->sample_rows = part == STEP_PART_FORWARD ? 0 : 1;
     runner_cuda_pad(&runner->super.limits, shape);
     enum err_code code = write_nobody(runner, &row, 1, err);
     return code == ERR_OK ? runner_cuda_enqueue(runner, shape, part, err) : code;
