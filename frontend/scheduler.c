@@ -186,8 +186,7 @@ enum err_code sched_submit(struct sched *sched, struct req *req, uint64_t now_ns
     return ERR_OK;
 }
 
-/* Tells the worker to stop its sequence. */
-static void cancel_running(struct sched *sched, const struct req *req, uint64_t now_ns)
+void sched_cancel_sequence(struct sched *sched, const struct req *req, uint64_t now_ns)
 {
     if (req->state == REQ_STATE_ADMITTING) {
         return; /* CANCEL jumps the queue: before the ADMIT it would find nothing; RELEASE is enough */
@@ -208,7 +207,7 @@ void sched_cancel(struct sched *sched, uint64_t request_id, uint64_t now_ns)
         drop_waiting(sched, req);
         return;
     }
-    cancel_running(sched, req, now_ns);
+    sched_cancel_sequence(sched, req, now_ns);
     sched_finish(sched, req, RESULT_FINISH_CANCEL, now_ns);
     sched_leave(sched, req, now_ns);
 }
@@ -333,7 +332,7 @@ static void end_late_running(struct sched *sched, uint64_t now_ns)
                 req->deadline_ns < sched->soonest_ns ? req->deadline_ns : sched->soonest_ns;
             continue;
         }
-        cancel_running(sched, req, now_ns);
+        sched_cancel_sequence(sched, req, now_ns);
         sched_fail(sched, req, ERR_TIMEOUT, "the deadline passed while the request ran", now_ns);
         sched_leave(sched, req, now_ns);
     }

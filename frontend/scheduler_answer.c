@@ -352,8 +352,7 @@ static void give_up(struct sched *sched, const struct sched_step *step,
         if (req == NULL || !req_is_live(req) || (named != NULL && named != req)) {
             continue;
         }
-        struct plan_message message = {.type = PLAN_CANCEL, .as.cancel.seq_id = req->admit.seq_id};
-        (void)sched_send(sched, &message, now_ns); /* its number is of no use */
+        sched_cancel_sequence(sched, req, now_ns);
         sched_fail(sched, req, (enum err_code)record->as.refused.code, record->as.refused.text,
                    now_ns);
         sched_leave(sched, req, now_ns);

@@ -135,6 +135,9 @@ void sched_requeue(struct sched *sched, struct req *req);
 /* Takes a request that the worker does not know out of the running, and destroys it. */
 void sched_forget(struct sched *sched, struct req *req);
 
+/* Tells the worker to stop its sequence. */
+void sched_cancel_sequence(struct sched *sched, const struct req *req, uint64_t now_ns);
+
 /* scheduler_gate.c */
 
 /* Errors: ERR_PROTOCOL names a limit that cannot be. */
@@ -185,6 +188,11 @@ void sched_add_prompt_rows(struct sched_builder *builder, bool has_decode_rows);
 void sched_push_claim(struct sched *sched, uint64_t msg_seq, const struct account_need *need);
 
 void sched_plan(struct sched *sched, uint64_t now_ns);
+
+/* Tokens of its prompt that are still to be launched; of those, up to the next place where a prompt
+ * may be cut, if it is that long. */
+uint32_t sched_rest_tokens(const struct req *req);
+uint32_t sched_tokens_to_cut(const struct sched_limits *limits, const struct req *req);
 
 /* Peak of one sequence under these limits. */
 struct account_need sched_peak(const struct sched_limits *limits, uint32_t max_total_tokens);

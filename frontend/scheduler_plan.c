@@ -19,12 +19,20 @@ uint64_t sched_send(struct sched *sched, struct plan_message *message, uint64_t 
     return message->msg_seq;
 }
 
+uint32_t sched_rest_tokens(const struct req *req)
+{
+    return req->admit.prompt.count - req->account.launched_tokens;
+}
+
+uint32_t sched_tokens_to_cut(const struct sched_limits *limits, const struct req *req)
+{
+    uint32_t cut = num_max(limits->cut_tokens, 1);
+    return cut - req->account.launched_tokens % cut;
+}
+
 struct account_need sched_peak(const struct sched_limits *limits, uint32_t max_total_tokens)
 {
-    struct account_need peak =
-        account_peak(&limits->geometry, max_total_tokens, limits->peak_step_tokens);
-    peak.local_pages = num_min(peak.local_pages, account_local_table_pages(&limits->geometry));
-    return peak;
+    return account_table_peak(&limits->geometry, max_total_tokens, limits->peak_step_tokens);
 }
 
 struct account_need sched_pages_left(const struct sched *sched)

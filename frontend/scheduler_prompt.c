@@ -29,11 +29,6 @@ static uint32_t whole_cuts(const struct sched_builder *builder, const struct req
     return end > start ? end - start : 0;
 }
 
-static uint32_t rest_of(const struct req *req)
-{
-    return req->admit.prompt.count - req->account.launched_tokens;
-}
-
 /* Tokens that time allows; the first piece of a step is never nothing. */
 static uint32_t timely_tokens(const struct sched_builder *builder, const struct req *req)
 {
@@ -46,16 +41,14 @@ static uint32_t timely_tokens(const struct sched_builder *builder, const struct 
         return tokens;
     }
     uint32_t least = pace->observed_steps == 0 ? FIRST_PIECE_TOKENS : MIN_PIECE_TOKENS;
-    uint32_t cut = builder->sched->limits.cut_tokens;
-    uint32_t to_cut = cut == 0 ? 0 : cut - req->account.launched_tokens % cut;
-    return num_max(num_max(tokens, least), to_cut);
+    return num_max(num_max(tokens, least), sched_tokens_to_cut(&builder->sched->limits, req));
 }
 
 /* Tokens of its next segment, at most `most`; 0: none now. */
 static uint32_t segment_of(const struct sched_builder *builder, const struct req *req,
                            uint32_t most)
 {
-    uint32_t rest = rest_of(req);
+    uint32_t rest = sched_rest_tokens(req);
     uint32_t tokens = num_min(num_min(rest, most), timely_tokens(builder, req));
     tokens = sched_allowed_tokens(builder, req, tokens);
     if (tokens < rest) {
@@ -89,7 +82,7 @@ static struct req *shortest_prompt(const struct sched_builder *builder)
     struct req *shortest = NULL;
     for (struct req *req = builder->sched->running.first; req != NULL; req = req->next) {
         if (req->state == REQ_STATE_PROMPT && req->plan_mark != builder->sched->plan_mark &&
-            (shortest == NULL || rest_of(req) < rest_of(shortest))) {
+            (shortest == NULL || sched_rest_tokens(req) < sched_rest_tokens(shortest))) {
             shortest = req;
         }
     }
@@ -110,8 +103,8 @@ static void add_others(struct sched_builder *builder)
          req = shortest_prompt(builder)) {
         req->plan_mark = builder->sched->plan_mark;
         uint32_t tokens = segment_of(builder, req, UINT32_MAX);
-        bool is_worth =
-            tokens == rest_of(req) || tokens >= MIN_PIECE_TOKENS || builder->load.tokens == 0;
+        bool is_worth = tokens == sched_rest_tokens(req) || tokens >= MIN_PIECE_TOKENS ||
+                        builder->load.tokens == 0;
         if (tokens > 0 && is_worth) {
             add(builder, req, tokens);
         } else if (tokens == 0) {
@@ -131,10 +124,8 @@ static struct kept keep_half(struct sched_builder *builder, const struct req *fi
 {
     struct sched_builder half = *builder;
     half.room_ns /= 2.0;
-    uint32_t cut = builder->sched->limits.cut_tokens;
-    uint32_t to_cut = cut == 0 ? 0 : cut - first->account.launched_tokens % cut;
-    uint32_t tokens =
-        segment_of(&half, first, num_max(builder->tokens_left / 2, num_max(to_cut, 1)));
+    uint32_t to_cut = sched_tokens_to_cut(&builder->sched->limits, first);
+    uint32_t tokens = segment_of(&half, first, num_max(builder->tokens_left / 2, to_cut));
     struct kept kept = {.tokens = tokens};
     if (tokens > 0) {
         struct pace_load load = {0};

@@ -88,8 +88,7 @@ static struct account_need next_need(const struct sched *sched, const struct req
     switch (req->state) {
     case REQ_STATE_ADMITTING: return need_less(req->entry, &req->pinned);
     case REQ_STATE_PROMPT: {
-        uint32_t rest_tokens = req->admit.prompt.count - req->account.launched_tokens;
-        uint32_t rest = num_ceil_div(rest_tokens, sched->limits.geometry.page_tokens);
+        uint32_t rest = num_ceil_div(sched_rest_tokens(req), sched->limits.geometry.page_tokens);
         struct account_need most = {rest + 1 + GROWTH_PAGES, rest + 1 + GROWTH_PAGES};
         return need_min(need_less(req->entry, &held), &most);
     }
@@ -242,12 +241,9 @@ struct account_need sched_need(const struct sched *sched, const struct req *req,
 
 struct account_need sched_least_need(const struct sched *sched, const struct req *req)
 {
-    const struct sched_limits *limits = &sched->limits;
     uint32_t tokens = 1;
     if (req->state == REQ_STATE_PROMPT) {
-        uint32_t rest_tokens = req->admit.prompt.count - req->account.launched_tokens;
-        uint32_t cut = num_max(limits->cut_tokens, 1);
-        tokens = num_min(rest_tokens, cut - req->account.launched_tokens % cut);
+        tokens = num_min(sched_rest_tokens(req), sched_tokens_to_cut(&sched->limits, req));
     }
     return sched_need(sched, req, tokens);
 }

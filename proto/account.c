@@ -113,6 +113,14 @@ struct account_need account_peak(const struct account_geometry *geometry, uint32
     };
 }
 
+struct account_need account_table_peak(const struct account_geometry *geometry,
+                                       uint32_t total_tokens, uint32_t step_tokens)
+{
+    struct account_need peak = account_peak(geometry, total_tokens, step_tokens);
+    peak.local_pages = num_min(peak.local_pages, account_local_table_pages(geometry));
+    return peak;
+}
+
 bool account_check(const struct account *account, const struct account_geometry *geometry)
 {
     uint32_t covering = pages_of(num_max(account->launched_tokens, account->reserved_tokens),

@@ -75,6 +75,10 @@ uint32_t account_local_table_pages(const struct account_geometry *geometry);
 struct account_need account_peak(const struct account_geometry *geometry, uint32_t total_tokens,
                                  uint32_t step_tokens);
 
+/* The same for one whose sliding page table bounds it: a frontend plans no more than that holds. */
+struct account_need account_table_peak(const struct account_geometry *geometry,
+                                       uint32_t total_tokens, uint32_t step_tokens);
+
 /* The invariants: frontiers ordered, both families cover launched and reserved tokens exactly, local
  * origin as committed says.  False is a bookkeeping error. */
 bool account_check(const struct account *account, const struct account_geometry *geometry);

@@ -31,9 +31,8 @@ struct claims {
 static void peak_of(const struct session_core *core, uint32_t total_tokens, uint32_t ahead_tokens,
                     uint32_t out_pages[RUNNER_FAMILY_COUNT])
 {
-    const struct account_geometry *geometry = &core->line.geometry;
-    struct account_need peak = account_peak(geometry, total_tokens, ahead_tokens);
-    out_pages[RUNNER_FAMILY_LOCAL] = num_min(peak.local_pages, account_local_table_pages(geometry));
+    struct account_need peak = account_table_peak(&core->line.geometry, total_tokens, ahead_tokens);
+    out_pages[RUNNER_FAMILY_LOCAL] = peak.local_pages;
     out_pages[RUNNER_FAMILY_GLOBAL] = peak.global_pages;
 }
 

@@ -3,14 +3,18 @@
 #include <string.h>
 
 #include "common/num.h"
+#include "proto/account.h"
 
 uint32_t stage_table_pages(const struct runner_limits *limits, enum runner_family family)
 {
-    uint32_t page_tokens = limits->page_tokens;
+    const struct account_geometry geometry = {
+        .page_tokens = limits->page_tokens,
+        .window_tokens = limits->window_tokens,
+        .max_step_tokens = limits->max_step_tokens,
+    };
     return family == RUNNER_FAMILY_LOCAL
-               ? num_ceil_div(limits->window_tokens, page_tokens) +
-                     num_ceil_div(limits->max_step_tokens, page_tokens) + 2
-               : num_ceil_div(limits->max_context_tokens, page_tokens);
+               ? account_local_table_pages(&geometry)
+               : num_ceil_div(limits->max_context_tokens, limits->page_tokens);
 }
 
 uint64_t stage_max_patches(const struct runner_limits *limits)

@@ -4,8 +4,8 @@
 
 #include "common/mem.h"
 #include "common/num.h"
-#include "proto/account.h"
 #include "tests/sim/model.h"
+#include "worker/stage.h"
 
 #define NO_PAGE UINT32_MAX
 
@@ -557,14 +557,9 @@ struct runner *sim_device_create(const struct runner_limits *limits, struct inje
     device->super = (struct runner){.table = &table, .limits = *limits};
     device->inject = inject;
     device->report = report;
-    const struct account_geometry geometry = {
-        .page_tokens = limits->page_tokens,
-        .window_tokens = limits->window_tokens,
-        .max_step_tokens = limits->max_step_tokens,
-    };
-    device->table_caps[RUNNER_FAMILY_LOCAL] = account_local_table_pages(&geometry);
-    device->table_caps[RUNNER_FAMILY_GLOBAL] =
-        num_ceil_div(limits->max_context_tokens, limits->page_tokens);
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        device->table_caps[f] = stage_table_pages(limits, (enum runner_family)f);
+    }
     device->slots = mem_zalloc(limits->slots, sizeof(*device->slots));
     device->flights = mem_zalloc(limits->pipeline_depth + 1, sizeof(*device->flights));
     for (uint32_t i = 0; i <= limits->pipeline_depth; i++) {

@@ -63,9 +63,8 @@ static void draw_pools(struct world *world, struct random *random)
         .max_step_tokens = limits->max_step_tokens,
     };
     struct account_need peak =
-        account_peak(&geometry, world->most_prompt_tokens + world->most_output_tokens,
-                     limits->max_step_tokens * limits->pipeline_depth);
-    peak.local_pages = num_min(peak.local_pages, account_local_table_pages(&geometry));
+        account_table_peak(&geometry, world->most_prompt_tokens + world->most_output_tokens,
+                           limits->max_step_tokens * limits->pipeline_depth);
     uint32_t quarters = PICK(random, 4, 5, 8, 9, 12, 16, 20, 20, 40, 400);
     uint32_t local_quarters = random_one_in(random, 3) ? PICK(random, 4, 8, 20, 400) : quarters;
     uint32_t short_pages = random_one_in(random, 10) ? 1 : 0;
@@ -119,8 +118,7 @@ static bool can_hand_over(const struct world *world)
         .max_step_tokens = limits->max_step_tokens,
     };
     struct account_need full =
-        account_peak(&geometry, limits->max_context_tokens, limits->max_step_tokens);
-    full.local_pages = num_min(full.local_pages, account_local_table_pages(&geometry));
+        account_table_peak(&geometry, limits->max_context_tokens, limits->max_step_tokens);
     return world->slots > 1 && limits->pages[RUNNER_FAMILY_LOCAL] >= 2 * full.local_pages &&
            limits->pages[RUNNER_FAMILY_GLOBAL] >= 2 * full.global_pages;
 }

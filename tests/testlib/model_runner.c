@@ -7,7 +7,7 @@
 
 #include "common/mem.h"
 #include "common/num.h"
-#include "proto/account.h"
+#include "worker/stage.h"
 
 #define NO_PAGE UINT32_MAX
 
@@ -57,7 +57,6 @@ struct model_step {
 struct model_runner {
     struct runner super;
     struct model_runner_options options;
-    struct account_geometry geometry;
     uint32_t table_caps[RUNNER_FAMILY_COUNT];
     struct model_slot *slots;                   /* owned */
     struct cell *cells[RUNNER_FAMILY_COUNT];    /* owned, [pages * page_tokens] */
@@ -143,14 +142,14 @@ uint32_t model_fold_next(uint64_t fold, uint32_t vocab_tokens, const struct plan
 static struct cell *cell_at(struct model_runner *model, const struct model_slot *slot,
                             uint32_t family, uint32_t position)
 {
-    uint32_t logical = position / model->geometry.page_tokens;
+    uint32_t logical = position / model->super.limits.page_tokens;
     uint32_t page = slot->tables[family][logical % model->table_caps[family]];
     if (page == NO_PAGE) {
         violate(model, "family %u position %u: no page in the table", family, position);
         return NULL;
     }
-    return &model->cells[family][(size_t)page * model->geometry.page_tokens +
-                                 position % model->geometry.page_tokens];
+    return &model->cells[family][(size_t)page * model->super.limits.page_tokens +
+                                 position % model->super.limits.page_tokens];
 }
 
 static void write_token(struct model_runner *model, const struct model_slot *slot,
@@ -161,7 +160,7 @@ static void write_token(struct model_runner *model, const struct model_slot *slo
     slot->contexts[position] = model_fold_add(before, position, token);
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
         struct cell *cell = cell_at(model, slot, f, position);
-        uint32_t logical = position / model->geometry.page_tokens;
+        uint32_t logical = position / model->super.limits.page_tokens;
         uint32_t page = slot->tables[f][logical % model->table_caps[f]];
         if (cell != NULL && model->page_owners[f][page] != slot->opening) {
             violate(model, "family %u position %u: opening %llu writes page %u of opening %llu", f,
@@ -282,7 +281,7 @@ static void forward(struct model_runner *model, struct model_slot *slot,
         write_token(model, slot, start + i, row->tokens == NULL ? slot->last_pick : row->tokens[i]);
     }
     uint32_t last = start + row->count - 1;
-    uint32_t window = model->geometry.window_tokens;
+    uint32_t window = model->super.limits.window_tokens;
     uint32_t first_local = start + 1 > window ? start + 1 - window : 0;
     *out_fold = model_fold_start(slot->admit.seed);
     read_back(model, slot, RUNNER_FAMILY_GLOBAL, 0, last, out_fold);
@@ -599,14 +598,9 @@ struct runner *model_runner_create(const struct model_runner_options *options)
     struct model_runner *model = mem_zalloc(1, sizeof(*model));
     model->super = (struct runner){.table = &table, .limits = *limits};
     model->options = *options;
-    model->geometry = (struct account_geometry){
-        .page_tokens = limits->page_tokens,
-        .window_tokens = limits->window_tokens,
-        .max_step_tokens = limits->max_step_tokens,
-    };
-    model->table_caps[RUNNER_FAMILY_LOCAL] = account_local_table_pages(&model->geometry);
-    model->table_caps[RUNNER_FAMILY_GLOBAL] =
-        num_ceil_div(limits->max_context_tokens, limits->page_tokens);
+    for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
+        model->table_caps[f] = stage_table_pages(limits, (enum runner_family)f);
+    }
     model->slots = mem_zalloc(limits->slots, sizeof(*model->slots));
     model->steps = mem_zalloc(limits->pipeline_depth, sizeof(*model->steps));
     for (uint32_t f = 0; f < RUNNER_FAMILY_COUNT; f++) {
