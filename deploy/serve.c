@@ -48,19 +48,30 @@ static enum err_code start_worker(struct serve *serve, uint64_t now_ns, struct e
     return child_start(&serve->worker, &serve->lifeline_read_fd, 1, now_ns, err);
 }
 
-static enum err_code start_frontend(struct serve *serve, uint64_t now_ns, struct err *err)
+enum err_code serve_start_frontend(const struct serve *serve, struct child *child,
+                                   int *out_ready_fd, uint64_t now_ns, struct err *err)
 {
     int ready[2];
-    serve_close_fd(&serve->ready_fd);
+    *out_ready_fd = -1;
     if (pipe2(ready, O_CLOEXEC) != 0) {
         return err_errno(err, errno, "making a pipe");
     }
     int fds[] = {serve->listen_fd, serve->lifeline_read_fd, ready[1]};
-    enum err_code code = child_start(&serve->frontend, fds, 3, now_ns, err);
+    enum err_code code = child_start(child, fds, 3, now_ns, err);
     (void)close(ready[1]); /* the child's end */
-    serve->ready_fd = ready[0];
+    if (code != ERR_OK) {
+        (void)close(ready[0]); /* nobody writes */
+        return code;
+    }
+    *out_ready_fd = ready[0];
+    return ERR_OK;
+}
+
+static enum err_code start_frontend(struct serve *serve, uint64_t now_ns, struct err *err)
+{
+    serve_close_fd(&serve->ready_fd);
     serve->frontend_is_ready = false;
-    return code;
+    return serve_start_frontend(serve, &serve->frontend, &serve->ready_fd, now_ns, err);
 }
 
 static void signal_frontends(const struct serve *serve, int signal_number)

@@ -66,6 +66,14 @@ struct serve {
     int exit_code;
 };
 
+/* serve.c */
+
+/* Starts child, a frontend, on the listening socket.  *out_ready_fd: the end of its pipe to read; -1
+ * after an error. */
+ERR_NODISCARD enum err_code serve_start_frontend(const struct serve *serve, struct child *child,
+                                                 int *out_ready_fd, uint64_t now_ns,
+                                                 struct err *err);
+
 /* serve_setup.c */
 
 ERR_NODISCARD enum err_code serve_open_all(struct serve *serve, struct err *err);

@@ -73,23 +73,11 @@ static const char *objection(const struct serve *serve, char out_text[LAUNCHER_T
 
 static enum err_code start_next(struct serve *serve, uint64_t now_ns, struct err *err)
 {
-    int ready[2];
-    if (pipe2(ready, O_CLOEXEC) != 0) {
-        return err_errno(err, errno, "making a pipe");
-    }
-    int fds[] = {serve->listen_fd, serve->lifeline_read_fd, ready[1]};
     serve->next = serve->frontend;
     serve->next.argv = serve->successor_argv.argv;
     serve->next.pid = 0;
     serve->next.pidfd = -1;
-    enum err_code code = child_start(&serve->next, fds, 3, now_ns, err);
-    (void)close(ready[1]); /* the child's end */
-    if (code != ERR_OK) {
-        (void)close(ready[0]); /* nobody writes */
-        return code;
-    }
-    serve->next_ready_fd = ready[0];
-    return ERR_OK;
+    return serve_start_frontend(serve, &serve->next, &serve->next_ready_fd, now_ns, err);
 }
 
 void serve_reload_begin(struct serve *serve, int client_fd, uint64_t now_ns)
