@@ -50,23 +50,6 @@ static void send_one(const struct system_process *system, uint32_t index,
     buf_fini(&body);
 }
 
-/* From "choices" on; how much was reused depends on who came before. */
-static void take_choices(struct http_client *client, struct buf *out)
-{
-    struct http_answer answer;
-    http_client_read(client, &answer);
-    if (answer.status != 200) {
-        test_fail(__FILE__, __LINE__, "status %d, body %s", answer.status, buf_text(&answer.body));
-    }
-    const char *choices = strstr(buf_text(&answer.body), "\"choices\"");
-    test_true(choices != NULL);
-    const char *details = strstr(choices, "\"prompt_tokens_details\"");
-    test_true(details != NULL);
-    buf_append(out, choices, (size_t)(details - choices));
-    http_answer_fini(&answer);
-    http_client_close(client);
-}
-
 static void check_preempted_equal_alone(const char *const *args)
 {
     struct system_process system;
@@ -77,7 +60,7 @@ static void check_preempted_equal_alone(const char *const *args)
         struct http_client client;
         buf_init(&alone[i]);
         send_one(&system, i, &client);
-        take_choices(&client, &alone[i]);
+        system_take_choices(&client, &alone[i]);
     }
     test_eq_u64(http_client_metric(system.port, "vllm:num_preemptions_total"), 0);
     uint64_t prompt_tokens = http_client_metric(system.port, "vllm:prompt_tokens_total");
@@ -88,7 +71,7 @@ static void check_preempted_equal_alone(const char *const *args)
     for (uint32_t i = 0; i < request_count(); i++) {
         struct buf together;
         buf_init(&together);
-        take_choices(&clients[i], &together);
+        system_take_choices(&clients[i], &together);
         test_eq_str(buf_text(&together), buf_text(&alone[i]));
         buf_fini(&together);
         buf_fini(&alone[i]);

@@ -95,22 +95,6 @@ static void make_body(struct buf *out, unsigned index)
     buf_fini(&question);
 }
 
-/* The answer without its id and time: from "choices" to "prompt_tokens_details", since how much of a
- * prompt is reused depends on who came before. */
-static void take_choices(struct http_client *client, struct buf *out)
-{
-    struct http_answer answer;
-    http_client_read(client, &answer);
-    test_eq_u64((uint64_t)answer.status, 200);
-    const char *choices = strstr(buf_text(&answer.body), "\"choices\"");
-    test_true(choices != NULL);
-    const char *details = strstr(choices, "\"prompt_tokens_details\"");
-    test_true(details != NULL);
-    buf_append(out, choices, (size_t)(details - choices));
-    http_answer_fini(&answer);
-    http_client_close(client);
-}
-
 static void send_one(const struct system_process *system, unsigned index,
                      struct http_client *client)
 {
@@ -132,7 +116,7 @@ static void test_many_at_once_get_what_each_gets_alone(void)
         struct http_client client;
         buf_init(&alone[i]);
         send_one(&system, i, &client);
-        take_choices(&client, &alone[i]);
+        system_take_choices(&client, &alone[i]);
     }
     for (unsigned i = 0; i < scaled(CONCURRENT_COUNT); i++) {
         send_one(&system, i, &clients[i]);
@@ -140,7 +124,7 @@ static void test_many_at_once_get_what_each_gets_alone(void)
     for (unsigned i = 0; i < scaled(CONCURRENT_COUNT); i++) {
         struct buf together;
         buf_init(&together);
-        take_choices(&clients[i], &together);
+        system_take_choices(&clients[i], &together);
         test_eq_str(buf_text(&together), buf_text(&alone[i]));
         buf_fini(&together);
         buf_fini(&alone[i]);

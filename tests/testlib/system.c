@@ -291,6 +291,22 @@ void system_open_stream(const struct system_process *process, struct http_client
     http_client_request(client, "POST", "/v1/completions", "", body);
 }
 
+void system_take_choices(struct http_client *client, struct buf *out)
+{
+    struct http_answer answer;
+    http_client_read(client, &answer);
+    if (answer.status != 200) {
+        test_fail(__FILE__, __LINE__, "status %d, body %s", answer.status, buf_text(&answer.body));
+    }
+    const char *choices = strstr(buf_text(&answer.body), "\"choices\"");
+    test_true(choices != NULL);
+    const char *details = strstr(choices, "\"prompt_tokens_details\"");
+    test_true(details != NULL);
+    buf_append(out, choices, (size_t)(details - choices));
+    http_answer_fini(&answer);
+    http_client_close(client);
+}
+
 char *system_complete(const struct system_process *process, const char *prompt)
 {
     char body[512];

@@ -66,6 +66,10 @@ void system_expect_all_free(const struct system_process *process);
 void system_open_stream(const struct system_process *process, struct http_client *client,
                         const char *prompt, uint32_t output_tokens);
 
+/* Reads the answer, which must be 200, and closes: from "choices" on, without its id and time, to
+ * "prompt_tokens_details", since how much of a prompt is reused depends on who came before. */
+void system_take_choices(struct http_client *client, struct buf *out);
+
 /* The text of a greedy completion of 24 tokens; free it. */
 char *system_complete(const struct system_process *process, const char *prompt);
 
