@@ -99,9 +99,8 @@ struct req {
     uint32_t passes;         /* admitted before this one though they came later */
     uint32_t overtaken;      /* smaller requests admitted while this one headed the queue */
     uint32_t preemptions;    /* counted when it is QUEUED again */
+    uint32_t leader_tokens;  /* that it and its leader both begin with */
     uint64_t leader_seq_id;  /* whose prompt it waits for, to reuse its beginning; 0 none */
-    uint32_t leader_tokens;  /* that both begin with */
-    bool was_admitted;       /* its owner knows: a second ADMITTED is about a recompute */
 
     /* mirror of the worker's sequence, from ADMIT to RELEASE */
     struct account account;
@@ -119,6 +118,7 @@ struct req {
     struct req_pairs prompt;
     uint32_t prompt_position; /* of the next prompt logprobs from the worker */
     uint32_t prompt_told;     /* position of the last prompt logprobs given to the owner */
+    bool was_admitted;        /* its owner knows: a second ADMITTED is about a recompute */
 };
 
 /* Requests in a row, each in at most one list. */

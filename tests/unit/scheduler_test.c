@@ -160,8 +160,8 @@ static void test_pages_run_out_and_all_finish(void)
     struct sched_stats stats = rig_stats(&rig);
     test_eq_u64(stats.plans_refused, 0);
     test_true(stats.preemptions >= 3 && stats.preemptions <= 8);
-    test_eq_u64(stats.prompt_tokens, 6 * 120);
-    test_eq_u64(stats.output_tokens, 6 * 200);
+    test_eq_u64(stats.prompt_tokens, 6 * UINT64_C(120));
+    test_eq_u64(stats.output_tokens, 6 * UINT64_C(200));
     test_eq_u64(requests[0].admitted, 1); /* the oldest is never preempted */
     test_true(requests[4].admitted > 1);
     rig_check_all_returned(&rig);
