@@ -70,6 +70,14 @@ static const struct row layer_rows[] = {
 #undef LAYER
 };
 
+/* Only of a model whose output matrix is not the embedding. */
+static const struct row lm_head_row = {
+    "lm_head.weight",
+    offsetof(struct weights, lm_head),
+    WEIGHTS_WHEN_ALWAYS,
+    {WEIGHTS_DIM_VOCAB, WEIGHTS_DIM_HIDDEN},
+};
+
 enum {
     GLOBAL_ROWS = sizeof(global_rows) / sizeof(global_rows[0]),
     LAYER_ROWS = sizeof(layer_rows) / sizeof(layer_rows[0])
@@ -213,7 +221,7 @@ static const uint16_t **slot_at(void *object, size_t offset)
 /* Without a prefix.  A copy of the embedding in a tied model's file is checked and not read. */
 static void plan_lm_head(struct plan *plan)
 {
-    static const char name[] = "lm_head.weight";
+    const char *name = lm_head_row.name;
     const struct st_tensor want = {
         .rank = 2, .dims = {plan->config->info.vocab_tokens, plan->config->hidden_elems}};
     const struct st_tensor *tensor = find(plan, name);
@@ -458,7 +466,8 @@ static void lay_out_row(struct layout *layout, const struct row *row,
     if (row_need(layout->config, layer, row->when) != NEED_YES) {
         return;
     }
-    struct weights_tensor tensor = {.offset_bytes = layout->block_bytes, .elems = 1};
+    struct weights_tensor tensor = {
+        .name = row->name, .offset_bytes = layout->block_bytes, .elems = 1};
     for (int i = 0; i < MAX_DIMS && row->dims[i] != WEIGHTS_DIM_NONE; i++) {
         uint64_t elems = dim_elems(layout->config, layer, row->dims[i]);
         tensor.elems *= elems;
@@ -467,6 +476,8 @@ static void lay_out_row(struct layout *layout, const struct row *row,
     layout->block_bytes += num_align_up(tensor.elems * sizeof(uint16_t), WEIGHTS_ALIGN_BYTES);
     if (layout->base != NULL) {
         *slot = (const uint16_t *)(const void *)(layout->base + tensor.offset_bytes);
+    }
+    if (layout->visit != NULL) {
         layout->visit(layout->owner, &tensor);
     }
 }
@@ -488,7 +499,11 @@ void weights_lay_out(const struct model_config *config, const unsigned char *bas
                         slot_at(&out_weights->layers[i], layer_rows[j].slot_offset));
         }
     }
-    out_weights->lm_head = out_weights->embed_tokens;
+    if (config->tied_lm_head) {
+        out_weights->lm_head = out_weights->embed_tokens;
+    } else {
+        lay_out_row(&layout, &lm_head_row, &config->layers[0], &out_weights->lm_head);
+    }
     out_weights->block_bytes = layout.block_bytes;
 }
 

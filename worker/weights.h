@@ -81,13 +81,15 @@ ERR_NODISCARD enum err_code weights_open_host(const char *model_dir,
 
 /* One tensor of a model without a file. */
 struct weights_tensor {
+    const char *name;      /* as in weights.def: without prefix and layer; a constant */
     uint64_t offset_bytes; /* from the start of the block */
     uint64_t elems;
     uint64_t in_elems; /* of a matrix: its last dimension; 0: a vector (norm weights, scalars) */
 };
 
 /* Lays out every tensor that config needs in a block at base, without reading any: *out_weights
- * (weights_fini frees it) points into it and visit sees each.  base null: only measures. */
+ * (weights_fini frees it) points into it and visit, which may be null, sees each.  base null: only
+ * measures. */
 void weights_lay_out(const struct model_config *config, const unsigned char *base,
                      void (*visit)(void *owner, const struct weights_tensor *tensor), void *owner,
                      struct weights *out_weights);
