@@ -30,7 +30,7 @@ static enum err_code read_stream_options(const struct json_t *body, struct api_r
     return ERR_OK;
 }
 
-static enum err_code read_id_list(const struct json_t *list, struct api_request *request,
+static enum err_code read_id_list(const struct json_t *list, struct api_prompt *prompt,
                                   struct api_error *error)
 {
     size_t count = json_count(list);
@@ -38,44 +38,77 @@ static enum err_code read_id_list(const struct json_t *list, struct api_request 
         return api_error_set(error, ERR_LIMIT, "prompt", "prompt has %zu token ids, at most %d",
                              count, PLAN_MAX_PROMPT_TOKENS);
     }
-    request->is_prompt_ids = true;
-    request->prompt_ids = mem_zalloc(count + 1, sizeof(*request->prompt_ids));
+    prompt->ids = mem_zalloc(count + 1, sizeof(*prompt->ids));
     for (size_t i = 0; i < count; i++) {
         enum err_code code =
-            api_request_read_id(json_element(list, i), "prompt", &request->prompt_ids[i], error);
+            api_request_read_id(json_element(list, i), "prompt", &prompt->ids[i], error);
         if (code) {
             return code;
         }
     }
-    request->prompt_id_count = (uint32_t)count;
+    prompt->id_count = (uint32_t)count;
     return ERR_OK;
 }
 
-static enum err_code read_prompt(const struct json_t *body, struct api_request *request,
+static enum err_code read_prompt(const struct json_t *value, struct api_prompt *prompt,
                                  struct api_error *error)
+{
+    if (json_kind(value) == JSON_KIND_ARRAY) {
+        return read_id_list(value, prompt, error);
+    }
+    if (json_kind(value) != JSON_KIND_TEXT) {
+        return api_request_wrong_kind(value, "prompt",
+                                      "a string, a list of token ids, or a list of either", error);
+    }
+    prompt->text.at = json_text(value, &prompt->text.byte_count);
+    return ERR_OK;
+}
+
+/* A list whose first element is a prompt is a list of prompts. */
+static bool is_prompt_list(const struct json_t *value)
+{
+    const struct json_t *first =
+        json_kind(value) == JSON_KIND_ARRAY ? json_element(value, 0) : NULL;
+    return first && (json_kind(first) == JSON_KIND_TEXT || json_kind(first) == JSON_KIND_ARRAY);
+}
+
+static enum err_code read_prompts(const struct json_t *body, struct api_request *request,
+                                  struct api_error *error)
 {
     const struct json_t *value = api_request_given(body, "prompt");
     if (!value) {
         return api_error_set(error, ERR_ARGUMENT, "prompt", "prompt is required");
     }
-    /* A list of one prompt is that prompt. */
-    const struct json_t *first =
-        json_kind(value) == JSON_KIND_ARRAY ? json_element(value, 0) : NULL;
-    if (first && (json_kind(first) == JSON_KIND_TEXT || json_kind(first) == JSON_KIND_ARRAY)) {
-        if (json_count(value) != 1) {
-            return api_error_set(error, ERR_UNSUPPORTED, "prompt",
-                                 "prompt is a list of %zu prompts; one per request is served",
-                                 json_count(value));
-        }
-        value = first;
+    bool is_list = is_prompt_list(value);
+    size_t count = is_list ? json_count(value) : 1;
+    if (count > API_MAX_CHOICES) {
+        return api_error_set(error, ERR_LIMIT, "prompt", "prompt is a list of %zu, at most %d",
+                             count, API_MAX_CHOICES);
     }
-    if (json_kind(value) == JSON_KIND_ARRAY) {
-        return read_id_list(value, request, error);
+    request->prompts = mem_zalloc(count, sizeof(*request->prompts));
+    request->prompt_count = (uint32_t)count;
+    enum err_code code = ERR_OK;
+    for (size_t i = 0; !code && i < count; i++) {
+        code = read_prompt(is_list ? json_element(value, i) : value, &request->prompts[i], error);
     }
-    if (json_kind(value) != JSON_KIND_TEXT) {
-        return api_request_wrong_kind(value, "prompt", "a string or a list of token ids", error);
+    return code;
+}
+
+/* How many answers. */
+static enum err_code read_choices(struct api_request *request, struct api_error *error)
+{
+    request->n = request->has_n ? request->n : 1;
+    if (request->has_best_of && request->best_of != request->n) {
+        return api_error_set(error, ERR_UNSUPPORTED, "best_of",
+                             "best_of is %u and n is %u: choosing among answers is not served",
+                             request->best_of, request->n);
     }
-    request->prompt_text.at = json_text(value, &request->prompt_text.byte_count);
+    if (request->n * request->prompt_count > API_MAX_CHOICES) {
+        return api_error_set(error, ERR_LIMIT, "n",
+                             "n is %u for each of %u prompts, at most %d "
+                             "answers together",
+                             request->n, request->prompt_count, API_MAX_CHOICES);
+    }
     return ERR_OK;
 }
 
@@ -83,13 +116,6 @@ static enum err_code read_prompt(const struct json_t *body, struct api_request *
 static enum err_code refuse_unserved(const struct json_t *body, struct api_request *request,
                                      struct api_error *error)
 {
-    if (request->has_n && request->n != 1) {
-        return api_error_set(error, ERR_UNSUPPORTED, "n", "n is %u; only 1 is served", request->n);
-    }
-    if (request->has_best_of && request->best_of != 1) {
-        return api_error_set(error, ERR_UNSUPPORTED, "best_of", "best_of is %u; only 1 is served",
-                             request->best_of);
-    }
     if (request->echo) {
         return api_error_set(error, ERR_UNSUPPORTED, "echo", "echo is not served");
     }
@@ -227,9 +253,13 @@ static enum err_code read_chat(const struct json_t *body, struct api_request *re
         request->max_tokens = request->max_completion_tokens;
         request->has_max_tokens = true;
     }
+    request->prompt_count = 1;
     request->wants_logprobs = request->logprobs;
     request->pair_count = request->logprobs ? request->top_logprobs : 0;
-    enum err_code code = read_tools(body, request, error);
+    enum err_code code = read_choices(request, error);
+    if (!code) {
+        code = read_tools(body, request, error);
+    }
     return code ? code : read_thinking(body, request, error);
 }
 
@@ -238,7 +268,8 @@ static enum err_code read_completion(const struct json_t *body, struct api_reque
 {
     request->wants_logprobs = request->has_logprob_count;
     request->pair_count = request->logprob_count;
-    return read_prompt(body, request, error);
+    enum err_code code = read_prompts(body, request, error);
+    return code ? code : read_choices(request, error);
 }
 
 enum err_code api_request_parse(const struct json_t *body, enum api_route route,
@@ -277,9 +308,12 @@ enum err_code api_request_parse(const struct json_t *body, enum api_route route,
 
 void api_request_fini(struct api_request *request)
 {
-    mem_free(request->prompt_ids);
+    for (uint32_t i = 0; request->prompts && i < request->prompt_count; i++) {
+        mem_free(request->prompts[i].ids);
+    }
+    mem_free(request->prompts);
     mem_free(request->logit_bias);
-    request->prompt_ids = NULL;
+    request->prompts = NULL;
     request->logit_bias = NULL;
 }
 

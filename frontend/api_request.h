@@ -19,6 +19,7 @@
 struct json_t;
 
 #define API_REQUEST_MAX_DEPTH 128 /* nesting of the body */
+#define API_MAX_CHOICES       512 /* answers to one request: prompts times n */
 
 enum api_route {
     API_ROUTE_CHAT,
@@ -28,6 +29,13 @@ enum api_route {
 struct api_text {
     const char *at; /* borrowed from the body's JSON */
     size_t byte_count;
+};
+
+/* One prompt of a completion request. */
+struct api_prompt {
+    struct api_text text; /* borrowed; at is null where ids were given */
+    uint32_t *ids;        /* owned; [id_count] */
+    uint32_t id_count;
 };
 
 #define API_TYPE_F32  float
@@ -49,10 +57,8 @@ struct api_request {
     bool has_thinking;
     bool enable_thinking;
     bool preserve_thinking;
-    bool is_prompt_ids;          /* completions: prompt_ids, else prompt_text */
-    struct api_text prompt_text; /* borrowed */
-    uint32_t *prompt_ids;        /* owned; [prompt_id_count] */
-    uint32_t prompt_id_count;
+    struct api_prompt *prompts;              /* owned; [prompt_count]; completions */
+    uint32_t prompt_count;                   /* 1 in chats */
     struct api_text stops[STOP_MAX_STRINGS]; /* borrowed */
     uint32_t stop_count;
     uint32_t stop_ids[PLAN_MAX_STOP_IDS];

@@ -212,11 +212,13 @@ static void put_tail(const struct api_head *head, struct buf *out)
     buf_append_text(out, head->wants_usage ? "}],\"usage\":null}" : "}]}");
 }
 
-void api_response_role(const struct api_head *head, struct buf *out)
+void api_response_role(const struct api_head *head, uint32_t index, struct buf *out)
 {
     put_head(head, out);
-    buf_append_text(out, ",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":"
-                         "\"\"},\"logprobs\":null,\"finish_reason\":null");
+    buf_printf(out,
+               ",\"choices\":[{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":"
+               "\"\"},\"logprobs\":null,\"finish_reason\":null",
+               index);
     put_tail(head, out);
 }
 
@@ -238,8 +240,12 @@ static void put_calls(const struct api_head *head, const struct api_piece *piece
         if (head->is_stream) {
             buf_printf(out, "\"index\":%u,", index);
         }
-        buf_printf(out, "\"id\":\"call_%s%u\",\"type\":\"function\",\"function\":{\"name\":\"%s\",",
-                   unique ? unique + 1 : head->id, index, call->name);
+        buf_printf(out, "\"id\":\"call_%s", unique ? unique + 1 : head->id);
+        if (piece->index > 0) {
+            buf_printf(out, "%uc", piece->index);
+        }
+        buf_printf(out, "%u\",\"type\":\"function\",\"function\":{\"name\":\"%s\",", index,
+                   call->name);
         buf_append_text(out, "\"arguments\":");
         json_put_text(out, call->arguments, strlen(call->arguments));
         buf_append_text(out, "}}");
@@ -271,7 +277,7 @@ void api_response_delta(const struct api_head *head, const struct api_piece *pie
                         enum api_finish finish, struct buf *out)
 {
     put_head(head, out);
-    buf_append_text(out, ",\"choices\":[{\"index\":0,");
+    buf_printf(out, ",\"choices\":[{\"index\":%u,", piece->index);
     if (head->route == API_ROUTE_CHAT) {
         put_delta(head, piece, out);
     } else {
@@ -313,11 +319,16 @@ static void put_message(const struct api_head *head, const struct api_piece *pie
     buf_append_char(out, '}');
 }
 
-void api_response_whole(const struct api_head *head, const struct api_piece *piece,
-                        enum api_finish finish, const struct api_usage *usage, struct buf *out)
+void api_response_begin(const struct api_head *head, struct buf *out)
 {
     put_head(head, out);
-    buf_append_text(out, ",\"choices\":[{\"index\":0,");
+    buf_append_text(out, ",\"choices\":[");
+}
+
+void api_response_choice(const struct api_head *head, const struct api_piece *piece,
+                         enum api_finish finish, struct buf *out)
+{
+    buf_printf(out, piece->index > 0 ? ",{\"index\":%u," : "{\"index\":%u,", piece->index);
     if (head->route == API_ROUTE_CHAT) {
         put_message(head, piece, out);
     } else {
@@ -326,7 +337,12 @@ void api_response_whole(const struct api_head *head, const struct api_piece *pie
     put_logprobs(out, piece->logprobs);
     put_token_ids(out, piece->token_ids);
     put_finish(out, finish);
-    buf_append_text(out, "}],\"usage\":");
+    buf_append_char(out, '}');
+}
+
+void api_response_end(const struct api_usage *usage, struct buf *out)
+{
+    buf_append_text(out, "],\"usage\":");
     put_usage(usage, out);
     buf_append_char(out, '}');
 }

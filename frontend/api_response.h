@@ -53,6 +53,7 @@ void api_logprobs_add(struct api_logprobs *logprobs, const struct tokenizer *tok
 
 /* New text since the last chunk, or all of it for a whole body. */
 struct api_piece {
+    uint32_t index; /* of the choice */
     const struct buf *content;
     const struct buf *reasoning;         /* chat only */
     const struct api_logprobs *logprobs; /* null: none */
@@ -70,14 +71,16 @@ enum api_finish {
 };
 
 /* Stream chunks, each one JSON object without framing. */
-void api_response_role(const struct api_head *head, struct buf *out);
+void api_response_role(const struct api_head *head, uint32_t index, struct buf *out);
 void api_response_delta(const struct api_head *head, const struct api_piece *piece,
                         enum api_finish finish, struct buf *out);
 void api_response_usage(const struct api_head *head, const struct api_usage *usage,
                         struct buf *out);
 
-/* The body of an answer that is not streamed. */
-void api_response_whole(const struct api_head *head, const struct api_piece *piece,
-                        enum api_finish finish, const struct api_usage *usage, struct buf *out);
+/* The body of an answer that is not streamed: its begin, each choice in turn, its end. */
+void api_response_begin(const struct api_head *head, struct buf *out);
+void api_response_choice(const struct api_head *head, const struct api_piece *piece,
+                         enum api_finish finish, struct buf *out);
+void api_response_end(const struct api_usage *usage, struct buf *out);
 
 #endif

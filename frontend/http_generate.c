@@ -14,12 +14,10 @@
 #include "frontend/app.h"
 #include "frontend/engine.h"
 #include "frontend/http_generate_internal.h"
-#include "frontend/prepare.h"
 #include "proto/wire.h"
 
 enum {
     COPY_SLICE_BYTES = 256 << 10, /* some 50 us of the loop thread */
-    LARGE_BODY_BYTES = 128 << 10, /* tokenizing takes tens of milliseconds from here */
 };
 
 struct http_calls *http_calls_create(struct app *app)
@@ -49,12 +47,16 @@ void http_call_release(struct http_call *call)
         call->next->slot = call->slot;
     }
     call->calls->count--;
-    if (call->has_output) {
-        output_fini(&call->output);
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        struct http_choice *choice = &call->choices[i];
+        if (choice->has_output) {
+            output_fini(&choice->output);
+        }
+        mailbox_fini(&choice->mailbox);
     }
+    mem_free(call->choices);
     buf_fini(&call->body);
     sse_fini(&call->sse);
-    mailbox_fini(&call->mailbox);
     mem_free(call);
 }
 
@@ -92,22 +94,40 @@ void http_call_end(struct http_call *call, enum http_call_outcome outcome, const
     http_conn_remove_guest(&call->guest);
     atomic_store_explicit(&call->is_unwanted, true, memory_order_relaxed);
     uint64_t now_ns = clock_now_ns();
+    struct api_usage usage = http_call_usage(call);
     char id[HTTP_REQUEST_ID_BYTES + 8];
     log_info(
         "http", "request_ended",
-        "req=%s route=%s outcome=%s prompt_tokens=%u output_tokens=%u stream=%d ttft_us=%" PRIu64
+        "req=%s route=%s outcome=%s choices=%u prompt_tokens=%u output_tokens=%u stream=%d ttft_us=%" PRIu64
         " total_us=%" PRIu64,
         log_quote(call->request_id_text, id, sizeof(id)),
         call->head.route == API_ROUTE_CHAT ? "chat" : "completions", reason,
-        call->usage.prompt_tokens, call->usage.output_tokens, call->is_stream,
+        call->is_prepared ? call->choice_count : 0, usage.prompt_tokens, usage.output_tokens,
+        call->is_prepared && call->is_stream,
         call->first_ns ? (call->first_ns - call->arrived_ns) / 1000 : 0,
         (now_ns - call->arrived_ns) / 1000);
 }
 
+struct api_usage http_call_usage(const struct http_call *call)
+{
+    struct api_usage usage = {0};
+    for (uint32_t i = 0; call->is_prepared && i < call->choice_count; i++) {
+        const struct http_choice *choice = &call->choices[i];
+        usage.prompt_tokens += choice->is_first ? choice->prompt_tokens : 0;
+        usage.cached_tokens += choice->is_first ? choice->cached_tokens : 0;
+        usage.output_tokens += choice->output.token_count;
+        usage.reasoning_tokens += choice->output.reasoning_count;
+    }
+    return usage;
+}
+
 void http_call_cancel_engine(struct http_call *call)
 {
-    if (call->is_running && !call->has_terminal) {
-        engine_cancel(call->app->engine, call->request_id);
+    for (uint32_t i = 0; call->is_prepared && i < call->choice_count; i++) {
+        const struct http_choice *choice = &call->choices[i];
+        if (choice->was_submitted && !choice->has_terminal) {
+            engine_cancel(call->app->engine, choice->request_id);
+        }
     }
 }
 
@@ -191,161 +211,12 @@ static void on_request_disposed(void *at)
     http_call_release(call);
 }
 
-/* Engine thread. */
-static void on_event(void *owner, const struct engine_event *event)
-{
-    struct http_call *call = owner;
-    mailbox_put(&call->mailbox, event);
-}
-
-/* When a full queue will have room again.  Any thread. */
-static uint32_t retry_after_s(const struct app *app)
-{
-    struct engine_status status;
-    engine_get_status(app->engine, &status);
-    return status.retry_after_s > 0 ? status.retry_after_s : API_ERROR_RETRY_SECONDS;
-}
-
-/* Work thread. */
-static enum err_code submit(struct http_call *call, const struct prepared *prepared)
-{
-    const struct api_request *asked = &prepared->request;
-    struct engine_request request = {
-        .admit = prepared->plan.admit,
-        .priority = asked->has_priority ? (int32_t)asked->priority : 0,
-        .key_hash = call->key_hash,
-        .on_event = on_event,
-        .owner = call,
-    };
-    if (asked->has_timeout) {
-        request.deadline_ns =
-            call->arrived_ns + (uint64_t)((double)asked->timeout * (double)CLOCK_NS_PER_SEC);
-    }
-    struct err err;
-    enum err_code code = engine_submit(call->app->engine, &request, &call->request_id, &err);
-    if (code) {
-        api_error_from_err(&call->error, &err);
-    }
-    if (code == ERR_BUSY) {
-        call->error.retry_after_s = retry_after_s(call->app);
-    }
-    call->was_submitted = !code;
-    return code;
-}
-
-/* Work thread.  What the answer needs is set before the engine's first event can come. */
-static enum err_code fill_answer(struct http_call *call, const struct prepared *prepared)
-{
-    const struct api_request *request = &prepared->request;
-    const struct prepare_model *model = &call->app->model;
-    struct err err;
-    call->is_stream = request->stream;
-    call->head.is_stream = request->stream;
-    call->head.wants_usage = request->include_usage;
-    call->head.wants_logprobs = request->wants_logprobs;
-    call->usage.prompt_tokens = (uint32_t)prepared->prompt.count;
-    enum err_code code = output_init(&call->output, request, &prepared->plan, model->tokenizer,
-                                     &model->markers, &err);
-    call->has_output = true;
-    if (code) {
-        api_error_from_err(&call->error, &err);
-    }
-    return code;
-}
-
-/* Work thread. */
-static enum err_code prepare_and_submit(struct http_call *call, struct prepared *out_prepared)
-{
-    struct engine_status status;
-    engine_get_status(call->app->engine, &status);
-    if (!status.is_attached) {
-        return api_error_set(&call->error, ERR_CLOSED, NULL, "%s",
-                             status.welcome.state == HELLO_STATE_LOADING ? "the worker is loading"
-                                                                         : "no worker is attached");
-    }
-    struct prepare_input input = {
-        .route = call->head.route,
-        .limits = {.vocab_tokens = status.welcome.vocab_tokens,
-                   .max_context_tokens = status.welcome.max_context_tokens,
-                   .pool_tokens = status.pool_tokens},
-        .body = &call->body,
-        .random_seed = call->random_seed,
-    };
-    enum err_code code = prepare_request(&call->app->model, &input, out_prepared, &call->error);
-    if (!code) {
-        code = fill_answer(call, out_prepared);
-    }
-    if (!code && atomic_load_explicit(&call->is_unwanted, memory_order_relaxed)) {
-        code = api_error_set(&call->error, ERR_CANCELLED, NULL, "the client has gone");
-    }
-    return code ? code : submit(call, out_prepared);
-}
-
-/* Work thread. */
-static void run_work(struct work_item *item)
-{
-    struct http_call *call = H2O_STRUCT_FROM_MEMBER(struct http_call, work, item);
-    struct prepared prepared = {0};
-    if (atomic_load_explicit(&call->is_unwanted, memory_order_relaxed)) {
-        call->prepare_code =
-            api_error_set(&call->error, ERR_CANCELLED, NULL, "the client has gone");
-    } else {
-        call->prepare_code = prepare_and_submit(call, &prepared);
-    }
-    /* Large trees and buffers are freed here rather than on the loop thread. */
-    prepare_fini(&prepared);
-    buf_fini(&call->body);
-    loop_post(call->app->loop, &call->prepared_task);
-}
-
-static void on_prepared(struct loop_task *task)
-{
-    struct http_call *call = H2O_STRUCT_FROM_MEMBER(struct http_call, prepared_task, task);
-    metrics_observe(&call->app->metrics, METRICS_work_time,
-                    (double)(clock_now_ns() - call->arrived_ns) / (double)CLOCK_NS_PER_SEC);
-    call->is_running = call->was_submitted;
-    if (!call->was_submitted) {
-        http_call_fail(call, HTTP_CALL_REJECTED, &call->error);
-        http_call_release(call); /* the engine has never known it */
-    } else if (call->has_ended) {
-        http_call_cancel_engine(call);
-    }
-    http_call_release(call);
-}
-
-/* The call goes no further than this: neither work nor engine will hold it. */
-static void stop_early(struct http_call *call)
-{
-    http_call_release(call);
-    http_call_release(call);
-}
-
-static void refuse(struct http_call *call, enum err_code code, const char *text)
-{
-    struct api_error error;
-    (void)api_error_set(&error, code, NULL, "%s", text); /* the code given */
-    if (code == ERR_BUSY) {
-        error.retry_after_s = retry_after_s(call->app);
-    }
-    http_call_fail(call, HTTP_CALL_REJECTED, &error);
-    stop_early(call);
-}
-
-static void start_work(struct http_call *call)
-{
-    call->work.run = run_work;
-    call->work.is_large = call->body.used_bytes >= LARGE_BODY_BYTES;
-    if (!work_try_submit(call->app->work, &call->work)) {
-        refuse(call, ERR_BUSY, "too many bodies wait for a work thread; try again");
-    }
-}
-
 /* One slice, then back to the loop: other streams go on in between. */
 static void copy_body(struct loop_task *task)
 {
     struct http_call *call = H2O_STRUCT_FROM_MEMBER(struct http_call, copy_task, task);
     if (call->has_ended || !call->request) {
-        stop_early(call);
+        http_call_stop_early(call);
         return;
     }
     const h2o_iovec_t *entity = &call->request->entity;
@@ -358,7 +229,7 @@ static void copy_body(struct loop_task *task)
         loop_post(call->app->loop, &call->copy_task);
         return;
     }
-    start_work(call);
+    http_call_start_work(call);
 }
 
 /* The bearer token's hash: enough to tell keys apart, and nothing that could be told on. */
@@ -397,7 +268,6 @@ static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req
     call->request = request;
     call->guest.on_gone = on_gone;
     call->copy_task.run = copy_body;
-    call->prepared_task.run = on_prepared;
     call->random_seed = app_random(app);
     call->key_hash = hash_key(request);
     call->arrived_ns = clock_now_ns();
@@ -409,7 +279,6 @@ static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req
                    route == API_ROUTE_CHAT ? "chatcmpl" : "cmpl", app_random(app),
                    (uint32_t)app_random(app));
     buf_init(&call->body);
-    mailbox_init(&call->mailbox, app->loop, http_call_on_mail);
     sse_init(&call->sse, http_call_on_writable, call);
     http_reply_request_id(app, request, call->request_id_text);
     return call;
@@ -428,15 +297,16 @@ void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
     app->waiting_count++;
     struct http_conn *conn = http_conn_of(request);
     if (app->is_broken) {
-        refuse(call, ERR_CLOSED, "the worker serves another checkpoint than this frontend");
+        http_call_refuse(call, ERR_CLOSED,
+                         "the worker serves another checkpoint than this frontend");
     } else if (app->waiting_count > app->options->max_queue) {
         char text[96];
         (void)snprintf(text, sizeof(text), "%u requests are waiting, at most %u may; try again",
                        app->waiting_count - 1, app->options->max_queue); /* fits */
-        refuse(call, ERR_BUSY, text);
+        http_call_refuse(call, ERR_BUSY, text);
     } else if (http_conn_is_gone(conn)) {
         on_gone(&call->guest);
-        stop_early(call);
+        http_call_stop_early(call);
     } else {
         http_conn_add_guest(conn, &call->guest);
         buf_reserve(&call->body, request->entity.len + 1);
@@ -450,7 +320,7 @@ void http_calls_sweep(struct http_calls *calls, uint64_t now_ns)
     struct http_call *next;
     for (struct http_call *call = calls->first; call; call = next) {
         next = call->next;
-        if (call->is_running && !call->has_ended && call->is_stream &&
+        if (call->is_prepared && !call->has_ended && call->is_stream &&
             now_ns - call->written_ns > silence_ns) {
             http_call_ping(call);
         }

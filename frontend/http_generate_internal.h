@@ -34,6 +34,28 @@ enum http_call_outcome {
     HTTP_CALL_FAILED,
 };
 
+/* One of the answers to a call.  Work thread until prepared_task, loop thread from then on. */
+struct http_choice {
+    struct http_call *call; /* borrowed: the call owns the choice */
+    uint32_t index;
+    struct mailbox mailbox;
+    bool has_mail; /* came before prepared_task */
+    uint64_t request_id;
+    bool was_submitted;
+    bool has_terminal; /* the engine's last event came */
+    bool is_first;     /* of its prompt */
+    uint32_t prompt_tokens;
+    uint32_t cached_tokens;
+    struct output output;
+    bool has_output;
+    bool has_begun; /* stream: its first chunk is written */
+    bool is_done;
+    enum api_finish finish;
+    uint64_t admitted_ns;
+    uint64_t first_ns;
+    uint64_t last_ns;
+};
+
 struct http_call {
     struct http_calls *calls; /* borrowed */
     struct app *app;          /* borrowed */
@@ -59,24 +81,21 @@ struct http_call {
     uint64_t key_hash; /* of the client's API key; 0 none */
     enum err_code prepare_code;
     struct api_error error;
-    bool was_submitted;
     _Atomic bool is_unwanted; /* relaxed: a hint that saves work */
 
-    /* Engine and output */
-    struct mailbox mailbox;
-    uint64_t request_id; /* of the engine */
-    bool is_running;     /* loop thread knows request_id */
-    bool has_terminal;   /* the engine's last event came */
+    /* Engine and output: the loop thread looks at choices from prepared_task on only */
+    struct http_choice *choices; /* owned; [choice_count] */
+    uint32_t choice_count;
+    uint32_t submitted_count;
+    uint32_t terminal_count;
+    uint32_t done_count;
+    bool is_prepared;
+    bool has_left_engine; /* it holds no choice any more */
     bool is_admitted;
-    struct output output;
-    bool has_output;
     bool is_stream;
     struct api_head head;
-    struct api_usage usage;
     uint64_t arrived_ns;
-    uint64_t admitted_ns;
-    uint64_t first_ns;
-    uint64_t last_ns;
+    uint64_t first_ns; /* token of any choice */
 };
 
 struct http_calls {
@@ -100,9 +119,30 @@ void http_call_leave_queue(struct http_call *call);
 /* Take the engine off a request that nobody waits for. */
 void http_call_cancel_engine(struct http_call *call);
 
-/* http_generate_answer.c: mail from the engine; the stream can take more; a comment is due. */
-void http_call_on_mail(struct loop_task *task);
+/* http_generate_prepare.c: body into submitted choices, on a work thread; then back on the loop. */
+void http_call_start_work(struct http_call *call);
+
+/* When a full queue will have room again.  Any thread. */
+uint32_t http_call_retry_after_s(const struct app *app);
+
+/* The call goes no further: neither work nor engine will hold it. */
+void http_call_stop_early(struct http_call *call);
+void http_call_refuse(struct http_call *call, enum err_code code, const char *text);
+
+/* Of all choices so far. */
+struct api_usage http_call_usage(const struct http_call *call);
+
+/* http_generate_answer.c: mail from the engine. */
+void http_choice_on_mail(struct loop_task *task);
+void http_choice_read_mail(struct http_choice *choice);
+/* Release the engine's hold where it has told the last of all choices. */
+void http_call_leave_engine(struct http_call *call);
+
+/* http_generate_write.c: what gathered in the choices; the stream can take more; a comment is due;
+ * a choice is done. */
+void http_call_write(struct http_call *call);
 void http_call_on_writable(void *owner);
 void http_call_ping(struct http_call *call);
+void http_choice_write_end(struct http_choice *choice);
 
 #endif

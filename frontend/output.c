@@ -125,6 +125,7 @@ bool output_has_piece(const struct output *output)
 struct api_piece output_piece(const struct output *output)
 {
     return (struct api_piece){
+        .index = output->index,
         .content = &output->content,
         .reasoning = &output->reasoning,
         .logprobs = output->wants_logprobs ? &output->logprobs : NULL,

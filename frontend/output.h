@@ -17,6 +17,7 @@
 #include "frontend/stop.h"
 
 struct output {
+    uint32_t index; /* of the choice; set by the caller */
     enum api_route route;
     const struct tokenizer *tokenizer; /* borrowed; may be null */
     struct detok detok;                /* completions */

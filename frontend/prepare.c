@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/json.h"
+#include "common/mem.h"
 
 static enum err_code check_model(const struct prepare_model *model,
                                  const struct api_request *request, struct api_error *error)
@@ -53,12 +54,12 @@ static enum err_code render_chat(const struct prepare_model *model,
 }
 
 static enum err_code encode_completion(const struct prepare_model *model,
-                                       const struct api_request *request,
-                                       struct tok_ids *out_prompt, struct api_error *error)
+                                       const struct api_prompt *prompt, struct tok_ids *out_prompt,
+                                       struct api_error *error)
 {
-    if (request->is_prompt_ids) {
-        for (uint32_t i = 0; i < request->prompt_id_count; i++) {
-            tok_ids_push(out_prompt, request->prompt_ids[i]);
+    if (!prompt->text.at) {
+        for (uint32_t i = 0; i < prompt->id_count; i++) {
+            tok_ids_push(out_prompt, prompt->ids[i]);
         }
         return ERR_OK;
     }
@@ -66,9 +67,9 @@ static enum err_code encode_completion(const struct prepare_model *model,
         return api_error_set(error, ERR_UNSUPPORTED, "prompt",
                              "this checkpoint has no tokenizer.json: prompt must be token ids");
     }
-    if (request->prompt_text.byte_count > 0) {
-        tok_encode(model->tokenizer, request->prompt_text.at, request->prompt_text.byte_count,
-                   TOK_SPECIAL_PARSE, out_prompt);
+    if (prompt->text.byte_count > 0) {
+        tok_encode(model->tokenizer, prompt->text.at, prompt->text.byte_count, TOK_SPECIAL_PARSE,
+                   out_prompt);
         api_plan_add_bos(model->checkpoint, out_prompt);
     }
     return ERR_OK;
@@ -82,6 +83,26 @@ static enum err_code check_stops(const struct prepare_model *model,
                              "this checkpoint has no tokenizer.json: use stop_token_ids");
     }
     return ERR_OK;
+}
+
+static enum err_code prepare_prompt(const struct prepare_model *model,
+                                    const struct prepare_input *input,
+                                    const struct api_request *request, uint32_t index,
+                                    struct prepared_prompt *prompt, struct api_error *error)
+{
+    enum err_code code =
+        request->route == API_ROUTE_CHAT
+            ? render_chat(model, request, &prompt->ids, error)
+            : encode_completion(model, &request->prompts[index], &prompt->ids, error);
+    if (!code) {
+        code = api_plan_build(request, model->checkpoint, &input->limits, &prompt->ids,
+                              &prompt->plan, error);
+    }
+    if (!code && !request->has_seed) {
+        /* prompts that are the same shall not get the same answers */
+        prompt->plan.admit.seed = input->random_seed + (uint64_t)index * request->n;
+    }
+    return code;
 }
 
 enum err_code prepare_request(const struct prepare_model *model, const struct prepare_input *input,
@@ -100,25 +121,30 @@ enum err_code prepare_request(const struct prepare_model *model, const struct pr
     if (!code) {
         code = check_stops(model, &prepared->request, error);
     }
-    if (!code) {
-        code = input->route == API_ROUTE_CHAT
-                   ? render_chat(model, &prepared->request, &prepared->prompt, error)
-                   : encode_completion(model, &prepared->request, &prepared->prompt, error);
+    if (code) {
+        return code;
     }
-    if (!code) {
-        code = api_plan_build(&prepared->request, model->checkpoint, &input->limits,
-                              &prepared->prompt, &prepared->plan, error);
-    }
-    if (!code && !prepared->request.has_seed) {
-        prepared->plan.admit.seed = input->random_seed;
+    /* Plans point into themselves: the array stays where it is. */
+    prepared->prompt_count = prepared->request.prompt_count;
+    prepared->prompts = mem_zalloc(prepared->prompt_count, sizeof(*prepared->prompts));
+    for (uint32_t i = 0; !code && i < prepared->prompt_count; i++) {
+        code = prepare_prompt(model, input, &prepared->request, i, &prepared->prompts[i], error);
     }
     return code;
 }
 
+uint64_t prepare_seed(const struct prepared *prepared, uint32_t prompt_index, uint32_t index)
+{
+    return prepared->prompts[prompt_index].plan.admit.seed + index;
+}
+
 void prepare_fini(struct prepared *prepared)
 {
+    for (uint32_t i = 0; prepared->prompts && i < prepared->prompt_count; i++) {
+        tok_ids_fini(&prepared->prompts[i].ids);
+    }
+    mem_free(prepared->prompts);
     api_request_fini(&prepared->request);
-    tok_ids_fini(&prepared->prompt);
     json_release(prepared->body);
     memset(prepared, 0, sizeof(*prepared));
 }

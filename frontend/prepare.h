@@ -33,11 +33,16 @@ struct prepare_input {
     uint64_t random_seed;   /* where the request has none */
 };
 
+struct prepared_prompt {
+    struct tok_ids ids;
+    struct api_plan plan; /* of its first choice */
+};
+
 struct prepared {
     struct json_t *body; /* owned */
     struct api_request request;
-    struct tok_ids prompt;
-    struct api_plan plan;
+    struct prepared_prompt *prompts; /* owned; [prompt_count] */
+    uint32_t prompt_count;
 };
 
 /* Body into request, prompt and plan.  out_prepared is initialised in any case: call prepare_fini.
@@ -47,5 +52,8 @@ ERR_NODISCARD enum err_code prepare_request(const struct prepare_model *model,
                                             const struct prepare_input *input,
                                             struct prepared *out_prepared, struct api_error *error);
 void prepare_fini(struct prepared *prepared);
+
+/* Seed of the choice of that index among those of its prompt. */
+uint64_t prepare_seed(const struct prepared *prepared, uint32_t prompt_index, uint32_t index);
 
 #endif

@@ -65,9 +65,8 @@ static void check_sampling(const struct plan_admit *admit)
     require(admit->repetition_penalty > 0 && admit->logprobs <= PLAN_MAX_LOGPROBS + 1);
 }
 
-static void check_accepted(const struct fixture *fixture, const struct prepared *prepared)
+static void check_accepted(const struct fixture *fixture, const struct plan_admit *admit)
 {
-    const struct plan_admit *admit = &prepared->plan.admit;
     uint32_t vocab_tokens = fixture->checkpoint.vocab_tokens;
     struct plan_message message = {.type = PLAN_ADMIT, .epoch = 1, .msg_seq = 1};
     struct buf bytes;
@@ -160,7 +159,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t byte_count)
     };
     enum err_code code = prepare_request(&model, &input, &prepared, &error);
     if (code == ERR_OK) {
-        check_accepted(fixture, &prepared);
+        require(prepared.prompt_count > 0);
+        require(prepared.prompt_count * prepared.request.n <= API_MAX_CHOICES);
+        for (uint32_t i = 0; i < prepared.prompt_count; i++) {
+            check_accepted(fixture, &prepared.prompts[i].plan.admit);
+        }
     } else {
         check_refused(&error);
     }

@@ -86,10 +86,11 @@ static const struct {
      "repetition_penalty", "at least 0.001"},
     {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":\"a\",\"logit_bias\":{\"5\":1,\"05\":1}}",
      "logit_bias", "'05' in logit_bias is no token id"},
-    {API_ROUTE_COMPLETIONS, ERR_UNSUPPORTED, "{\"prompt\":[\"a\",\"b\"]}", "prompt", "2 prompts"},
-    {API_ROUTE_COMPLETIONS, ERR_UNSUPPORTED, "{\"prompt\":\"a\",\"n\":2}", "n", "only 1"},
+    {API_ROUTE_COMPLETIONS, ERR_ARGUMENT, "{\"prompt\":[\"a\",7]}", "prompt", "a string"},
+    {API_ROUTE_COMPLETIONS, ERR_LIMIT, "{\"prompt\":[\"a\",\"b\",\"c\",\"d\",\"e\"],\"n\":128}",
+     "n", "at most 512 answers"},
     {API_ROUTE_COMPLETIONS, ERR_UNSUPPORTED, "{\"prompt\":\"a\",\"best_of\":2}", "best_of",
-     "only 1"},
+     "choosing among answers"},
     {API_ROUTE_COMPLETIONS, ERR_UNSUPPORTED, "{\"prompt\":\"a\",\"echo\":true}", "echo",
      "not served"},
     {API_ROUTE_COMPLETIONS, ERR_UNSUPPORTED, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "suffix",
@@ -298,25 +299,32 @@ static void test_completion_prompts(void)
 {
     struct parsed parsed =
         parse(API_ROUTE_COMPLETIONS, "{\"prompt\":\"a\\u0000b\",\"logprobs\":2}");
-    test_true(parsed.code == ERR_OK && !parsed.request.is_prompt_ids);
-    test_eq_u64(parsed.request.prompt_text.byte_count, 3);
+    test_true(parsed.code == ERR_OK && parsed.request.prompts[0].text.at);
+    test_eq_u64(parsed.request.prompts[0].text.byte_count, 3);
     test_true(parsed.request.wants_logprobs);
     test_eq_u64(parsed.request.pair_count, 2);
     release(&parsed);
     const char *lists[] = {"{\"prompt\":[5,6,7]}", "{\"prompt\":[[5,6,7]]}"};
     for (int i = 0; i < 2; i++) {
         parsed = parse(API_ROUTE_COMPLETIONS, lists[i]);
-        test_true(parsed.code == ERR_OK && parsed.request.is_prompt_ids);
-        test_eq_u64(parsed.request.prompt_id_count, 3);
-        test_eq_u64(parsed.request.prompt_ids[2], 7);
+        test_true(parsed.code == ERR_OK && !parsed.request.prompts[0].text.at);
+        test_eq_u64(parsed.request.prompts[0].id_count, 3);
+        test_eq_u64(parsed.request.prompts[0].ids[2], 7);
         release(&parsed);
     }
+    parsed = parse(API_ROUTE_COMPLETIONS, "{\"prompt\":[\"a\",[5,6],\"b\"],\"n\":2}");
+    test_true(parsed.code == ERR_OK);
+    test_eq_u64(parsed.request.prompt_count, 3);
+    test_eq_u64(parsed.request.n, 2);
+    test_eq_u64(parsed.request.prompts[1].id_count, 2);
+    test_eq_str(parsed.request.prompts[2].text.at, "b");
+    release(&parsed);
     parsed = parse(API_ROUTE_COMPLETIONS, "{\"prompt\":[\"text\"]}");
-    test_true(parsed.code == ERR_OK && !parsed.request.is_prompt_ids);
-    test_eq_str(parsed.request.prompt_text.at, "text");
+    test_true(parsed.code == ERR_OK && parsed.request.prompts[0].text.at);
+    test_eq_str(parsed.request.prompts[0].text.at, "text");
     release(&parsed);
     parsed = parse(API_ROUTE_COMPLETIONS, "{\"prompt\":[]}");
-    test_true(parsed.code == ERR_OK && parsed.request.prompt_id_count == 0);
+    test_true(parsed.code == ERR_OK && parsed.request.prompts[0].id_count == 0);
     release(&parsed);
 }
 

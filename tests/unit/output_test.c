@@ -40,6 +40,14 @@ static void close_rig(struct rig *rig)
     tok_destroy(rig->tokenizer);
 }
 
+static void put_whole(const struct api_head *head, const struct api_piece *piece,
+                      enum api_finish finish, const struct api_usage *usage, struct buf *out)
+{
+    api_response_begin(head, out);
+    api_response_choice(head, piece, finish, out);
+    api_response_end(usage, out);
+}
+
 /* Pushes the text's tokens, then the stop id; pieces are joined where step is true. */
 static void push_text(struct rig *rig, const char *text, struct buf *joined, bool by_piece)
 {
@@ -143,7 +151,7 @@ static void test_calls_whole_and_streamed(void)
         if (is_stream) {
             api_response_delta(&head, &piece, API_FINISH_NONE, &json);
         } else {
-            api_response_whole(&head, &piece, API_FINISH_TOOL_CALLS, &usage, &json);
+            put_whole(&head, &piece, API_FINISH_TOOL_CALLS, &usage, &json);
             test_true(strstr(buf_text(&json), "\"content\":null"));
             test_true(strstr(buf_text(&json), "\"finish_reason\":\"tool_calls\""));
         }
@@ -179,7 +187,7 @@ static void test_without_tokenizer_ids_are_the_output(void)
     struct api_usage usage = {.prompt_tokens = 1, .output_tokens = 2};
     struct buf json;
     buf_init(&json);
-    api_response_whole(&head, &piece, API_FINISH_LENGTH, &usage, &json);
+    put_whole(&head, &piece, API_FINISH_LENGTH, &usage, &json);
     test_true(strstr(buf_text(&json), "\"token_ids\":[7,8]"));
     test_true(strstr(buf_text(&json), "\"tokens\":[\"token_id:7\",\"token_id:8\"]"));
     test_true(strstr(buf_text(&json), "\"top_logprobs\":[{\"token_id:9\":-0.5}"));
