@@ -104,7 +104,6 @@ void api_error_http(struct api_error *error, int status, const char *slug, const
 const char *api_error_type(int status)
 {
     switch (status) {
-    case 401: return "authentication_error";
     case 403: return "permission_error";
     case 429: return "rate_limit_error";
     case 503: return "service_unavailable_error";

@@ -10,6 +10,7 @@
 #include "frontend/options.h"
 #include "frontend/prepare.h"
 
+struct api_keys;
 struct engine;
 struct http_conns;
 struct loop;
@@ -22,6 +23,7 @@ struct app {
     struct loop *loop;             /* owned by main */
     struct work *work;             /* owned by main */
     struct http_conns *conns;      /* owned by the server */
+    struct api_keys *keys;         /* owned by main; null: everybody may ask; any thread */
     struct metrics metrics;
     uint64_t created_s;     /* wall clock at start, for /v1/models */
     uint64_t random_state;  /* seeds and ids; from the system at start */

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 
 #include <h2o.h>
@@ -13,8 +12,8 @@
 #include "common/mem.h"
 #include "frontend/app.h"
 #include "frontend/engine.h"
+#include "frontend/http_auth.h"
 #include "frontend/http_generate_internal.h"
-#include "proto/wire.h"
 
 enum {
     COPY_SLICE_BYTES = 256 << 10, /* some 50 us of the loop thread */
@@ -232,24 +231,6 @@ static void copy_body(struct loop_task *task)
     http_call_start_work(call);
 }
 
-/* The bearer token's hash: enough to tell keys apart, and nothing that could be told on. */
-static uint64_t hash_key(const h2o_req_t *request)
-{
-    static const char scheme[] = "bearer ";
-    const size_t scheme_bytes = sizeof(scheme) - 1;
-    ssize_t at = h2o_find_header(&request->headers, H2O_TOKEN_AUTHORIZATION, -1);
-    if (at == -1) {
-        return 0;
-    }
-    h2o_iovec_t value = request->headers.entries[at].value;
-    if (value.len <= scheme_bytes || strncasecmp(value.base, scheme, scheme_bytes) != 0) {
-        return 0;
-    }
-    uint64_t hash =
-        wire_hash_bytes(0xcbf29ce484222325ULL, value.base + scheme_bytes, value.len - scheme_bytes);
-    return hash == 0 ? 1 : hash;
-}
-
 static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req_t *request,
                                      enum api_route route)
 {
@@ -269,7 +250,7 @@ static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req
     call->guest.on_gone = on_gone;
     call->copy_task.run = copy_body;
     call->random_seed = app_random(app);
-    call->key_hash = hash_key(request);
+    call->key_hash = http_auth_key_hash(app, request);
     call->arrived_ns = clock_now_ns();
     call->written_ns = call->arrived_ns;
     call->head.route = route;

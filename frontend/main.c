@@ -16,6 +16,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/run_path.h"
+#include "frontend/api_keys.h"
 #include "frontend/app.h"
 #include "frontend/chat_render.h"
 #include "frontend/engine.h"
@@ -86,6 +87,20 @@ static enum err_code open_listener(struct process *process, char **environment, 
         log_info("main", "listening", "host=%s port=%u", options->host, port);
     }
     return code;
+}
+
+static enum err_code load_keys(struct process *process, struct err *err)
+{
+    struct app *app = &process->app;
+    if (!process->options.api_key_file) {
+        return ERR_OK;
+    }
+    enum err_code code = api_keys_load(process->options.api_key_file, &app->keys, err);
+    if (code) {
+        return err_wrap(err, "reading the keys of --api-key-file");
+    }
+    log_info("main", "api_keys", "count=%u", api_keys_count(app->keys));
+    return ERR_OK;
 }
 
 static char *name_of_model(const struct options *options)
@@ -252,6 +267,9 @@ static enum err_code construct(struct process *process, char **environment, stru
         code = load_model(process, err);
     }
     if (!code) {
+        code = load_keys(process, err);
+    }
+    if (!code) {
         code = open_listener(process, environment, err);
     }
     if (!code) {
@@ -295,6 +313,7 @@ static void take_down(struct process *process)
     if (process->listen_fd >= 0) {
         (void)close(process->listen_fd); /* never served */
     }
+    api_keys_destroy(app->keys);
     tok_destroy(process->tokenizer);
     mem_free(process->model_name);
 }

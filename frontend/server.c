@@ -20,8 +20,8 @@
 #include "frontend/app.h"
 #include "frontend/http_conn.h"
 #include "frontend/http_generate.h"
-#include "frontend/http_info.h"
 #include "frontend/http_reply.h"
+#include "frontend/http_route.h"
 #include "frontend/loop.h"
 
 enum {
@@ -53,124 +53,6 @@ struct server {
     uint64_t idle_since_ns; /* draining: nothing was open from then on */
     bool was_cancelled;
 };
-
-struct handler {
-    h2o_handler_t handler;
-    struct server *server; /* borrowed */
-};
-
-static void route_chat(struct server *server, h2o_req_t *request)
-{
-    http_generate_start(server->calls, request, API_ROUTE_CHAT);
-}
-
-static void route_completions(struct server *server, h2o_req_t *request)
-{
-    http_generate_start(server->calls, request, API_ROUTE_COMPLETIONS);
-}
-
-static void route_models(struct server *server, h2o_req_t *request)
-{
-    http_info_models(server->app, request);
-}
-
-static void route_health(struct server *server, h2o_req_t *request)
-{
-    http_info_health(server->app, request);
-}
-
-static void route_ready(struct server *server, h2o_req_t *request)
-{
-    http_info_ready(server->app, request);
-}
-
-static void route_metrics(struct server *server, h2o_req_t *request)
-{
-    http_info_metrics(server->app, request);
-}
-
-static const struct route {
-    const char *path;
-    bool is_prefix; /* anything below it, too */
-    bool is_post;   /* else GET and HEAD */
-    void (*serve)(struct server *server, h2o_req_t *request);
-} routes[] = {
-    {"/health", false, false, route_health},
-    {"/metrics", false, false, route_metrics},
-    {"/ready", false, false, route_ready},
-    {"/v1/chat/completions", false, true, route_chat},
-    {"/v1/completions", false, true, route_completions},
-    {"/v1/models", true, false, route_models},
-};
-
-static bool matches(const struct route *route, const h2o_iovec_t *path)
-{
-    size_t route_bytes = strlen(route->path);
-    if (path->len < route_bytes || memcmp(path->base, route->path, route_bytes) != 0) {
-        return false;
-    }
-    return path->len == route_bytes || (route->is_prefix && path->base[route_bytes] == '/');
-}
-
-static const struct route *find_route(const h2o_iovec_t *path)
-{
-    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
-        if (matches(&routes[i], path)) {
-            return &routes[i];
-        }
-    }
-    return NULL;
-}
-
-static bool is_method(const h2o_req_t *request, const char *method)
-{
-    return h2o_memis(request->method.base, request->method.len, method, strlen(method));
-}
-
-static void reply_http_error(struct server *server, h2o_req_t *request,
-                             const struct api_error *error)
-{
-    char id[HTTP_REQUEST_ID_BYTES];
-    http_reply_request_id(server->app, request, id);
-    http_reply_error(server->app, request, id, error);
-}
-
-static void refuse_method(struct server *server, h2o_req_t *request, const struct route *route)
-{
-    struct api_error error;
-    const char *allowed = route->is_post ? "POST" : "GET, HEAD";
-    api_error_http(&error, 405, "method_not_allowed", "%.16s is not allowed for %s, only %s",
-                   h2o_strdup(&request->pool, request->method.base, request->method.len).base,
-                   route->path, allowed);
-    h2o_add_header_by_str(&request->pool, &request->res.headers, H2O_STRLIT("allow"), 1, NULL,
-                          allowed, strlen(allowed));
-    reply_http_error(server, request, &error);
-}
-
-static int on_request(h2o_handler_t *handler, h2o_req_t *request)
-{
-    struct server *server = H2O_STRUCT_FROM_MEMBER(struct handler, handler, handler)->server;
-    const struct options *options = server->app->options;
-    const struct route *route = find_route(&request->path_normalized);
-    struct api_error error;
-    if (!route) {
-        api_error_http(
-            &error, 404, "not_found", "no route %.120s",
-            h2o_strdup(&request->pool, request->path_normalized.base, request->path_normalized.len)
-                .base);
-        reply_http_error(server, request, &error);
-    } else if (route->is_post ? !is_method(request, "POST")
-                              : !is_method(request, "GET") && !is_method(request, "HEAD")) {
-        refuse_method(server, request, route);
-    } else if (request->entity.len > (size_t)options->max_body_mb << 20) {
-        api_error_http(&error, 413, "body_too_large", "the body has %zu bytes, at most %u MB",
-                       request->entity.len, options->max_body_mb);
-        reply_http_error(server, request, &error);
-    } else {
-        route->serve(server, request);
-    }
-    return 0;
-}
 
 static void on_accept(h2o_socket_t *listener, const char *err);
 
@@ -311,10 +193,7 @@ static void configure(struct server *server)
     host->fallback_path.error_log.emit_request_errors = 0;
     http_reply_reshape_errors(server->app, path);
     http_reply_reshape_errors(server->app, &host->fallback_path);
-    struct handler *handler =
-        H2O_STRUCT_FROM_MEMBER(struct handler, handler, h2o_create_handler(path, sizeof(*handler)));
-    handler->handler.on_req = on_request;
-    handler->server = server;
+    http_route_install(server->app, server->calls, path);
 }
 
 enum err_code server_create(struct app *app, int listen_fd, struct server **out_server,

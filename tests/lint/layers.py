@@ -26,7 +26,7 @@ LIBRARY_FILES = {
     "nng/": r"(frontend|worker)/link\.c|frontend/link_ask\.c",
     "h2o": r"frontend/(loop|server|sse|http_\w+)\.[ch]",
     "openssl/evp.h": r"common/sha256\.c",
-    "openssl/": r"frontend/server\.c|common/sha256\.c",
+    "openssl/": r"frontend/http_tls\.c|common/sha256\.c",
     "cuda": r"(worker/(device_cuda|graph|gemm)\.c|kernels/cuda/.*)",
     "cublas": r"worker/gemm\.c",
 }
