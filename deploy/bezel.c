@@ -1,5 +1,5 @@
 /* bezel: the command line.  serve keeps a pair of programs running, reload has it replace its
- * frontend, replay becomes a worker. */
+ * frontend, check and replay become a worker. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +22,7 @@ static const char usage[] =
     "  bezel serve MODEL_DIR [OPTIONS]         start worker and frontend, keep both running\n"
     "  bezel serve --help                      the options\n"
     "  bezel reload [--run-dir DIR]            replace the frontend of bezel serve, without a cut\n"
+    "  bezel check MODEL_DIR [OPTIONS]         can it be served, what does it take; --help: the options\n"
     "  bezel replay FILE MODEL_DIR [OPTIONS]   run what serve --record FILE wrote; --help: the options\n"
     "  bezel version                           the version\n"
     "\n"
@@ -105,20 +106,43 @@ static int reload(int argc, char **argv)
     return EXIT_SUCCESS;
 }
 
-/* bezel replay FILE MODEL_DIR ... -> bezel-worker --replay FILE MODEL_DIR ... */
-static int replay(int argc, char **argv)
+/* Becomes a worker of the same build; argv is the caller's.  Returns when that fails. */
+static int become_worker(const struct options_argv *worker)
 {
     struct err err;
     char dir[PATH_BYTES / 2];
     char path[PATH_BYTES];
+    if (serve_program_dir(dir, sizeof(dir), &err) == ERR_OK &&
+        serve_find_program(dir, "worker", "bezel-worker", path, sizeof(path), &err) == ERR_OK) {
+        (void)fflush(stdout); /* before the worker writes */
+        (void)execv(path, worker->argv);
+        (void)err_errno(&err, errno, "starting '%s'", path);
+    }
+    return fail(&err);
+}
+
+/* bezel check ... -> bezel-worker --check ... */
+static int check(int argc, char **argv)
+{
+    struct options_argv worker = {0};
+    options_argv_add(&worker, "bezel-worker");
+    options_argv_add(&worker, "--check");
+    for (int i = 1; i < argc; i++) {
+        options_argv_add(&worker, argv[i]);
+    }
+    int exit_code = become_worker(&worker);
+    options_argv_fini(&worker);
+    return exit_code;
+}
+
+/* bezel replay FILE MODEL_DIR ... -> bezel-worker --replay FILE MODEL_DIR ... */
+static int replay(int argc, char **argv)
+{
+    struct err err;
     bool wants_help = argc == 2 && is_help(argv[1]);
     if (argc < 3 && !wants_help) {
         (void)err_set(&err, ERR_ARGUMENT,
                       "replay needs a file and a model directory, see bezel --help");
-        return fail(&err);
-    }
-    if (serve_program_dir(dir, sizeof(dir), &err) != ERR_OK ||
-        serve_find_program(dir, "worker", "bezel-worker", path, sizeof(path), &err) != ERR_OK) {
         return fail(&err);
     }
     struct options_argv worker = {0};
@@ -127,17 +151,15 @@ static int replay(int argc, char **argv)
         (void)fputs(
             "bezel replay FILE MODEL_DIR [OPTIONS] is bezel-worker --replay FILE MODEL_DIR\n\n",
             stdout);
-        (void)fflush(stdout); /* before the worker writes */
     } else {
         options_argv_add(&worker, "--replay");
     }
     for (int i = 1; i < argc; i++) {
         options_argv_add(&worker, argv[i]);
     }
-    (void)execv(path, worker.argv);
-    (void)err_errno(&err, errno, "starting '%s'", path);
+    int exit_code = become_worker(&worker);
     options_argv_fini(&worker);
-    return fail(&err);
+    return exit_code;
 }
 
 int main(int argc, char **argv)
@@ -150,6 +172,9 @@ int main(int argc, char **argv)
     }
     if (strcmp(command, "reload") == 0) {
         return reload(argc - 1, argv + 1);
+    }
+    if (strcmp(command, "check") == 0) {
+        return check(argc - 1, argv + 1);
     }
     if (strcmp(command, "replay") == 0) {
         return replay(argc - 1, argv + 1);

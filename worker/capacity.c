@@ -26,6 +26,15 @@ static uint32_t segment_pages(const struct capacity_wish *wish, uint32_t total_t
     return wish->pipeline_depth * num_ceil_div(tokens, wish->page_tokens);
 }
 
+void capacity_one_request(const struct capacity_wish *wish, uint32_t total_tokens,
+                          uint32_t out_pages[RUNNER_FAMILY_COUNT], uint32_t *out_segment_pages)
+{
+    struct account_need one = one_request(wish, total_tokens);
+    out_pages[RUNNER_FAMILY_LOCAL] = one.local_pages;
+    out_pages[RUNNER_FAMILY_GLOBAL] = one.global_pages;
+    *out_segment_pages = segment_pages(wish, total_tokens);
+}
+
 enum err_code capacity_plan(const struct capacity_wish *wish,
                             uint32_t out_pages[RUNNER_FAMILY_COUNT], struct err *err)
 {

@@ -30,6 +30,10 @@ struct capacity_wish {
 ERR_NODISCARD enum err_code capacity_plan(const struct capacity_wish *wish,
                                           uint32_t out_pages[RUNNER_FAMILY_COUNT], struct err *err);
 
+/* Pages of one sequence of total_tokens at its largest, and of prompt segments in flight. */
+void capacity_one_request(const struct capacity_wish *wish, uint32_t total_tokens,
+                          uint32_t out_pages[RUNNER_FAMILY_COUNT], uint32_t *out_segment_pages);
+
 /* Requests of total_tokens that fit beside each other. */
 uint32_t capacity_requests(const struct capacity_wish *wish,
                            const uint32_t pages[RUNNER_FAMILY_COUNT], uint32_t total_tokens);

@@ -85,6 +85,13 @@ uint32_t device_cuda_count(void)
     return cudaGetDeviceCount(&count) == cudaSuccess ? (uint32_t)count : 0;
 }
 
+uint64_t device_cuda_free_bytes(void)
+{
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? free_bytes : 0;
+}
+
 static enum err_code choose_device(uint32_t ordinal, struct err *err)
 {
     int count = 0;

@@ -17,6 +17,8 @@ struct device_cuda;
 
 uint32_t device_cuda_count(void); /* 0 also where the driver is missing */
 
+uint64_t device_cuda_free_bytes(void); /* of device 0; 0 where it cannot be told */
+
 /* Opens device `ordinal` and takes `utilization` (0 to 1) of its free memory as the arena, zeroed.
  * Errors: ERR_CONFIG (no such device, not compute capability 9.0; names both), ERR_MEMORY,
  * ERR_DEVICE. */

@@ -15,6 +15,9 @@ void faults_add(struct faults *faults, const char *format, ...)
     va_start(args, format);
     int wanted = vsnprintf(clause, sizeof(clause), format, args);
     va_end(args);
+    if (faults->on_fault != NULL) {
+        faults->on_fault(faults->owner, clause);
+    }
     faults->count++;
     unsigned room = sizeof(faults->text) - RESERVED_BYTES - faults->used_bytes;
     bool is_first = faults->shown_count == 0;
@@ -29,6 +32,24 @@ void faults_add(struct faults *faults, const char *format, ...)
     unsigned kept = written < 0 ? 0 : (unsigned)written;
     faults->used_bytes += kept < room ? kept : room - 1;
     faults->shown_count++;
+}
+
+enum err_code faults_note(struct faults *faults, enum err_code code, const struct err *err)
+{
+    if (code != ERR_OK) {
+        faults->first = faults->count == 0 ? *err : faults->first;
+        faults_add(faults, "%s", err->message);
+    }
+    return code;
+}
+
+enum err_code faults_noted(const struct faults *faults, const char *what, struct err *err)
+{
+    if (faults->count == 1) {
+        *err = faults->first;
+        return err->code;
+    }
+    return faults_result(faults, faults->first.code, what, err);
 }
 
 enum err_code faults_result(const struct faults *faults, enum err_code code, const char *what,

@@ -79,8 +79,7 @@ static enum err_code hash_files(const char *model_dir, struct loaded *loaded, st
     return code == ERR_OK ? hello_hash_file(path, &loaded->tokenizer_hash, err) : code;
 }
 
-/* Memory that can be had without swapping; 0 where the system does not say. */
-static uint64_t available_bytes(void)
+uint64_t loader_host_bytes(void)
 {
     FILE *file = fopen("/proc/meminfo", "re");
     unsigned long long available_kb = 0;
@@ -139,16 +138,12 @@ static void log_capacity(const struct capacity_wish *wish, const struct runner_l
     buf_fini(&text);
 }
 
-enum err_code loader_choose_limits(const struct options *options, const struct model_config *config,
-                                   const struct loader_memory *memory,
-                                   struct runner_limits *out_limits, struct err *err)
+void loader_first_limits(const struct options *options, const struct model_config *config,
+                         uint32_t context_tokens, struct runner_limits *out_limits,
+                         struct capacity_wish *out_wish)
 {
-    uint32_t context_tokens = 0;
-    enum err_code code = choose_context(options, config, &context_tokens, err);
-    if (code != ERR_OK) {
-        return code;
-    }
-    struct runner_limits limits = {
+    bool is_cuda = options->backend == OPTIONS_BACKEND_CUDA;
+    *out_limits = (struct runner_limits){
         .slots = options->max_slots + num_min(options->max_slots, SPARE_SLOTS),
         .max_step_rows = num_min(options->max_slots, options->max_step_tokens),
         .max_step_tokens = options->max_step_tokens,
@@ -157,23 +152,36 @@ enum err_code loader_choose_limits(const struct options *options, const struct m
         .window_tokens = config->families[RUNNER_FAMILY_LOCAL].window_tokens,
         .page_tokens = options->page_tokens,
         .pipeline_depth = options->pipeline_depth,
-        .segment_tokens =
-            options->deterministic && options->backend == OPTIONS_BACKEND_CUDA ? SEGMENT_TOKENS : 0,
+        .segment_tokens = options->deterministic && is_cuda ? SEGMENT_TOKENS : 0,
     };
-    const struct capacity_wish wish = {
+    *out_wish = (struct capacity_wish){
         .slots = options->max_slots,
         .max_context_tokens = context_tokens,
         .max_step_tokens = options->max_step_tokens,
         .pipeline_depth = options->pipeline_depth,
         .page_tokens = options->page_tokens,
-        .window_tokens = limits.window_tokens,
+        .window_tokens = out_limits->window_tokens,
         .page_bytes = {forward_page_bytes(config, RUNNER_FAMILY_LOCAL, options->page_tokens),
                        forward_page_bytes(config, RUNNER_FAMILY_GLOBAL, options->page_tokens)},
         .pages = {options->local_pages, options->global_pages},
         .memory_bytes = (uint64_t)options->kv_memory_mb << 20,
-        .available_bytes = memory->available_bytes(memory->context, &limits),
-        .takes_all = options->backend == OPTIONS_BACKEND_CUDA,
+        .takes_all = is_cuda,
     };
+}
+
+enum err_code loader_choose_limits(const struct options *options, const struct model_config *config,
+                                   const struct loader_memory *memory,
+                                   struct runner_limits *out_limits, struct err *err)
+{
+    uint32_t context_tokens = 0;
+    struct runner_limits limits;
+    struct capacity_wish wish;
+    enum err_code code = choose_context(options, config, &context_tokens, err);
+    if (code != ERR_OK) {
+        return code;
+    }
+    loader_first_limits(options, config, context_tokens, &limits, &wish);
+    wish.available_bytes = memory->available_bytes(memory->context, &limits);
     code = capacity_plan(&wish, limits.pages, err);
     if (code == ERR_OK) {
         log_capacity(&wish, &limits);
@@ -186,7 +194,7 @@ static uint64_t available_to_pools(void *context, const struct runner_limits *li
 {
     (void)context;
     (void)limits;
-    return available_bytes() / 2; /* the other half is the host's */
+    return loader_host_bytes() / 2; /* the other half is the host's */
 }
 
 static enum err_code open_cpu(const struct options *options, struct inject *inject,
@@ -216,6 +224,13 @@ static void settle_u32(uint32_t *value, uint32_t on_cpu, uint32_t on_cuda, bool 
     *value = *value != 0 ? *value : is_cuda ? on_cuda : on_cpu;
 }
 
+void loader_settle_limits(struct options *options)
+{
+    bool is_cuda = options->backend == OPTIONS_BACKEND_CUDA;
+    settle_u32(&options->max_slots, 16, 128, is_cuda);
+    settle_u32(&options->max_step_tokens, 512, 2048, is_cuda);
+}
+
 enum err_code loader_settle(struct options *options, struct loaded *loaded, struct err *err)
 {
     uint32_t devices = loader_cuda_device_count();
@@ -230,8 +245,7 @@ enum err_code loader_settle(struct options *options, struct loaded *loaded, stru
     if (!is_cuda && options->load_format == OPTIONS_LOAD_DUMMY) {
         return err_set(err, ERR_UNSUPPORTED, "--load-format dummy: only on a CUDA device");
     }
-    settle_u32(&options->max_slots, 16, 128, is_cuda);
-    settle_u32(&options->max_step_tokens, 512, 2048, is_cuda);
+    loader_settle_limits(options);
     (void)snprintf(loaded->backend, sizeof(loaded->backend), is_cuda ? "cuda:%u" : "cpu",
                    options->device_index);
     return ERR_OK;

@@ -5,9 +5,11 @@
 #ifndef WORKER_LOADER_H
 #define WORKER_LOADER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/err.h"
+#include "worker/capacity.h"
 #include "worker/inject.h"
 #include "worker/model_config.h"
 #include "worker/options.h"
@@ -46,5 +48,29 @@ ERR_NODISCARD enum err_code loader_open(const struct options *options, struct in
 
 /* Half-built objects are fine. */
 void loader_close(struct loaded *loaded);
+
+/* ---- what decides without a device, for `bezel check` ---- */
+
+/* Limits and wish for so much context, but for what depends on memory: pages and available bytes.
+ * options are settled. */
+void loader_first_limits(const struct options *options, const struct model_config *config,
+                         uint32_t context_tokens, struct runner_limits *out_limits,
+                         struct capacity_wish *out_wish);
+
+/* Limits that depend on the backend, which is settled. */
+void loader_settle_limits(struct options *options);
+
+/* Memory that can be had without swapping; 0 where the system does not say. */
+uint64_t loader_host_bytes(void);
+
+bool loader_has_cuda(void);
+uint32_t loader_cuda_device_count(void);
+
+/* Free memory of the first GPU; 0 where there is none. */
+uint64_t loader_cuda_free_bytes(void);
+
+/* Beside weights and pools; 0 in a build without CUDA, which cannot tell. */
+uint64_t loader_cuda_workspace_bytes(const struct model_config *config,
+                                     const struct runner_limits *limits);
 
 #endif

@@ -30,6 +30,17 @@ uint32_t loader_cuda_device_count(void)
     return device_cuda_count();
 }
 
+uint64_t loader_cuda_free_bytes(void)
+{
+    return device_cuda_free_bytes();
+}
+
+uint64_t loader_cuda_workspace_bytes(const struct model_config *config,
+                                     const struct runner_limits *limits)
+{
+    return runner_cuda_workspace_bytes(config, limits);
+}
+
 static unsigned char *next_bounce(void *owner)
 {
     struct upload *upload = owner;

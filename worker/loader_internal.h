@@ -20,9 +20,6 @@ ERR_NODISCARD enum err_code loader_choose_limits(const struct options *options,
                                                  const struct loader_memory *memory,
                                                  struct runner_limits *out_limits, struct err *err);
 
-bool loader_has_cuda(void);
-uint32_t loader_cuda_device_count(void);
-
 /* Fills weights and runner of loaded; the rest is there.  Errors: as loader_open. */
 ERR_NODISCARD enum err_code loader_open_cuda(const struct options *options, struct inject *inject,
                                              const struct weights_progress *progress,

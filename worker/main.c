@@ -16,6 +16,7 @@
 #include "common/mem.h"
 #include "common/num.h"
 #include "common/run_path.h"
+#include "worker/check.h"
 #include "worker/control.h"
 #include "worker/executor.h"
 #include "worker/forward.h"
@@ -329,8 +330,29 @@ static int print_help(void)
     return EXIT_SUCCESS;
 }
 
+/* bezel-worker --check MODEL_DIR ...: what `bezel check` becomes. */
+static int check(int argc, char **argv)
+{
+    struct buf text;
+    struct err err;
+    bool can_be_served = false;
+    buf_init(&text);
+    enum err_code code = check_run(argc, argv, &text, &can_be_served, &err);
+    if (code != ERR_OK) {
+        (void)fprintf(stderr, "bezel: %s\n", err.message);
+    }
+    (void)fputs(buf_text(&text), stdout);
+    buf_fini(&text);
+    return code != ERR_OK  ? EXIT_CAN_NEVER_WORK
+           : can_be_served ? EXIT_SUCCESS
+                           : EXIT_MAY_WORK_LATER;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "--check") == 0) {
+        return check(argc - 1, argv + 1);
+    }
     struct worker *worker = mem_zalloc(1, sizeof(*worker));
     struct err err;
     log_init("bezel-worker", LOG_LEVEL_INFO);

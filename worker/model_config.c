@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/json.h"
+#include "worker/faults.h"
 #include "worker/model_config_internal.h"
 
 const char *model_dot(const struct checkpoint_object *source)
@@ -83,39 +84,52 @@ static enum err_code check_model_type(const struct json_t *config,
                    "model_type is '%.64s', this is a server for gemma4 models", type);
 }
 
-/* Keys whose other values would change the network in ways that no Gemma 4 model does. */
-static enum err_code check_fixed_keys(const struct checkpoint_object *source, struct err *err)
+static enum err_code check_activation(const struct checkpoint_object *source, struct err *err)
 {
+    static const char wanted[] = "gelu_pytorch_tanh";
     const char *activation;
-    enum err_code code = json_get_text_or(source->json, source->path, "hidden_activation",
-                                          "gelu_pytorch_tanh", &activation, err);
-    if (code == ERR_OK && strcmp(activation, "gelu_pytorch_tanh") != 0) {
-        code =
-            err_set(err, ERR_CONFIG, "%s%shidden_activation is '%.64s', must be gelu_pytorch_tanh",
-                    source->path, model_dot(source), activation);
-    }
+    enum err_code code =
+        json_get_text_or(source->json, source->path, "hidden_activation", wanted, &activation, err);
+    return code != ERR_OK || strcmp(activation, wanted) == 0
+               ? code
+               : err_set(err, ERR_CONFIG, "%s%shidden_activation is '%.64s', must be %s",
+                         source->path, model_dot(source), activation, wanted);
+}
+
+static enum err_code check_bias(const struct checkpoint_object *source, struct err *err)
+{
     bool has_bias = false;
-    if (code == ERR_OK) {
-        code =
-            json_get_bool_or(source->json, source->path, "attention_bias", false, &has_bias, err);
-    }
-    if (code == ERR_OK && has_bias) {
-        code = err_set(err, ERR_CONFIG, "%s%sattention_bias is true, must be false", source->path,
-                       model_dot(source));
-    }
-    /* "vision" lets image blocks look ahead, which text prompts do not have; "all" is no causal
-     * model.  Older files hold a boolean. */
+    enum err_code code =
+        json_get_bool_or(source->json, source->path, "attention_bias", false, &has_bias, err);
+    return code != ERR_OK || !has_bias
+               ? code
+               : err_set(err, ERR_CONFIG, "%s%sattention_bias is true, must be false", source->path,
+                         model_dot(source));
+}
+
+/* "vision" lets image blocks look ahead, which text prompts do not have; "all" is no causal model.
+ * Older files hold a boolean. */
+static enum err_code check_direction(const struct checkpoint_object *source, struct err *err)
+{
     const struct json_t *both = model_member(source->json, "use_bidirectional_attention");
-    if (code == ERR_OK && both != NULL &&
-        !(json_kind(both) == JSON_KIND_BOOL && !json_bool(both)) &&
-        !(json_kind(both) == JSON_KIND_TEXT && strcmp(json_text(both, NULL), "vision") == 0)) {
-        code = err_set(err, ERR_CONFIG,
-                       "%s%suse_bidirectional_attention is %s, must be null, false or \"vision\"",
-                       source->path, model_dot(source),
-                       json_kind(both) == JSON_KIND_TEXT ? json_text(both, NULL)
-                                                         : json_kind_text(json_kind(both)));
+    if (both == NULL || (json_kind(both) == JSON_KIND_BOOL && !json_bool(both)) ||
+        (json_kind(both) == JSON_KIND_TEXT && strcmp(json_text(both, NULL), "vision") == 0)) {
+        return ERR_OK;
     }
-    return code;
+    return err_set(err, ERR_CONFIG,
+                   "%s%suse_bidirectional_attention is %s, must be null, false or \"vision\"",
+                   source->path, model_dot(source),
+                   json_kind(both) == JSON_KIND_TEXT ? json_text(both, NULL)
+                                                     : json_kind_text(json_kind(both)));
+}
+
+/* Keys whose other values would change the network in ways that no Gemma 4 model does. */
+static void check_fixed_keys(const struct checkpoint_object *source, struct faults *faults)
+{
+    struct err err;
+    (void)faults_note(faults, check_activation(source, &err), &err); /* noted, as all below */
+    (void)faults_note(faults, check_bias(source, &err), &err);
+    (void)faults_note(faults, check_direction(source, &err), &err);
 }
 
 static enum err_code read_f32(const struct checkpoint_object *source, const char *key,
@@ -135,33 +149,33 @@ static enum err_code read_f32(const struct checkpoint_object *source, const char
     return ERR_OK;
 }
 
-static enum err_code read_sizes(const struct checkpoint_object *source, struct model_config *config,
-                                struct err *err)
+static enum err_code read_hidden(const struct checkpoint_object *source,
+                                 struct model_config *config, struct err *err)
+{
+    enum err_code code = model_need_u32(source, "hidden_size", 1, MODEL_MAX_HIDDEN_ELEMS,
+                                        &config->hidden_elems, err);
+    return code != ERR_OK ? code
+                          : check_multiple(source, "hidden_size", config->hidden_elems,
+                                           MODEL_ELEM_MULTIPLE, err);
+}
+
+static void read_sizes(const struct checkpoint_object *source, struct model_config *config,
+                       struct faults *faults)
 {
     static const double eps_bounds[2] = {1e-12, 1e-2};
     static const double softcap_bounds[2] = {0, 1e6};
-    enum err_code code = model_need_u32(source, "hidden_size", 1, MODEL_MAX_HIDDEN_ELEMS,
-                                        &config->hidden_elems, err);
-    if (code == ERR_OK) {
-        code =
-            check_multiple(source, "hidden_size", config->hidden_elems, MODEL_ELEM_MULTIPLE, err);
-    }
-    if (code == ERR_OK) {
-        code =
-            model_need_u32(source, "num_attention_heads", 1, MODEL_MAX_HEADS, &config->heads, err);
-    }
-    if (code == ERR_OK) {
-        code = model_need_u32(source, "max_position_embeddings", 1, MODEL_MAX_POSITIONS,
-                              &config->max_positions, err);
-    }
+    struct err err;
     config->rms_eps = 1e-6F;
-    if (code == ERR_OK) {
-        code = read_f32(source, "rms_norm_eps", eps_bounds, &config->rms_eps, err);
-    }
-    if (code == ERR_OK) {
-        code = read_f32(source, "final_logit_softcapping", softcap_bounds, &config->softcap, err);
-    }
-    return code;
+    (void)faults_note(faults, read_hidden(source, config, &err), &err); /* noted, as all below */
+    (void)faults_note(faults,
+                      model_need_u32(source, "max_position_embeddings", 1, MODEL_MAX_POSITIONS,
+                                     &config->max_positions, &err),
+                      &err);
+    (void)faults_note(faults, read_f32(source, "rms_norm_eps", eps_bounds, &config->rms_eps, &err),
+                      &err);
+    (void)faults_note(
+        faults, read_f32(source, "final_logit_softcapping", softcap_bounds, &config->softcap, &err),
+        &err);
 }
 
 static enum err_code read_ple(const struct checkpoint_object *source, struct model_config *config,
@@ -243,41 +257,65 @@ static enum err_code read_quantization(const struct json_t *config,
     return code;
 }
 
+/* Goes on after a fault wherever what follows does not depend on it. */
+static void read_all(const struct json_t *config, const struct json_t *generation,
+                     struct model_config *read, struct faults *faults)
+{
+    struct err err;
+    if (json_kind(config) != JSON_KIND_OBJECT) {
+        (void)faults_note(faults, checkpoint_read_info(config, generation, &read->info, &err),
+                          &err);
+        return; /* noted, as all below */
+    }
+    const struct checkpoint_object source = checkpoint_text_config(config);
+    if (faults_note(faults, check_model_type(config, &source, &err), &err) != ERR_OK) {
+        return; /* every key of another model would be a fault */
+    }
+    (void)faults_note(faults, checkpoint_read_info(config, generation, &read->info, &err), &err);
+    check_fixed_keys(&source, faults);
+    read_sizes(&source, read, faults);
+    (void)faults_note(faults, read_ple(&source, read, &err), &err);
+    (void)faults_note(faults, read_experts(&source, read, &err), &err);
+    (void)faults_note(faults, read_tying(config, &source, &read->tied_lm_head, &err), &err);
+    (void)faults_note(faults, read_quantization(config, &source, read, &err), &err);
+    enum err_code code =
+        model_need_u32(&source, "num_attention_heads", 1, MODEL_MAX_HEADS, &read->heads, &err);
+    if (faults_note(faults, code, &err) == ERR_OK) {
+        model_read_layers(&source, read, faults);
+    }
+}
+
 enum err_code model_config_read(const struct json_t *config, const struct json_t *generation,
                                 struct model_config *out_config, struct err *err)
 {
     struct model_config read = {0};
-    enum err_code code = checkpoint_read_info(config, generation, &read.info, err);
-    if (code != ERR_OK) {
-        return code;
-    }
-    const struct checkpoint_object source = checkpoint_text_config(config);
-    code = check_model_type(config, &source, err);
-    if (code == ERR_OK) {
-        code = check_fixed_keys(&source, err);
-    }
-    if (code == ERR_OK) {
-        code = read_sizes(&source, &read, err);
-    }
-    if (code == ERR_OK) {
-        code = read_ple(&source, &read, err);
-    }
-    if (code == ERR_OK) {
-        code = read_experts(&source, &read, err);
-    }
-    if (code == ERR_OK) {
-        code = read_tying(config, &source, &read.tied_lm_head, err);
-    }
-    if (code == ERR_OK) {
-        code = read_quantization(config, &source, &read, err);
-    }
-    if (code == ERR_OK) {
-        code = model_read_layers(&source, &read, err);
-    }
+    struct faults faults = {0};
+    read_all(config, generation, &read, &faults);
+    enum err_code code = faults_noted(&faults, "fault", err);
     if (code == ERR_OK) {
         *out_config = read;
     }
     return code;
+}
+
+uint32_t model_config_check(const char *model_dir, struct model_config *out_config,
+                            void (*on_fault)(void *owner, const char *clause), void *owner)
+{
+    struct model_config read = {0};
+    struct json_t *config = NULL;
+    struct json_t *generation = NULL;
+    struct faults faults = {.on_fault = on_fault, .owner = owner};
+    struct err err;
+    enum err_code code = checkpoint_parse_files(model_dir, &config, &generation, &err);
+    if (faults_note(&faults, code, &err) == ERR_OK) {
+        read_all(config, generation, &read, &faults);
+        json_release(config);
+        json_release(generation);
+    }
+    if (faults.count == 0) {
+        *out_config = read;
+    }
+    return faults.count;
 }
 
 enum err_code model_config_load(const char *model_dir, struct model_config *out_config,

@@ -87,7 +87,8 @@ struct model_config {
 };
 
 /* Reads model_dir/config.json and generation_config.json.  Errors: those of checkpoint_load_info
- * (ERR_CONFIG names key, value and limit), ERR_UNSUPPORTED (not a Gemma 4 text model). */
+ * (ERR_CONFIG names key, value and limit), ERR_UNSUPPORTED (not a Gemma 4 text model); several
+ * faults are in one line. */
 ERR_NODISCARD enum err_code model_config_load(const char *model_dir,
                                               struct model_config *out_config, struct err *err);
 
@@ -95,6 +96,11 @@ ERR_NODISCARD enum err_code model_config_load(const char *model_dir,
 ERR_NODISCARD enum err_code model_config_read(const struct json_t *config,
                                               const struct json_t *generation,
                                               struct model_config *out_config, struct err *err);
+
+/* As model_config_load; on_fault sees each fault that can be told without the others.  Returns how
+ * many: with none *out_config is written. */
+uint32_t model_config_check(const char *model_dir, struct model_config *out_config,
+                            void (*on_fault)(void *owner, const char *clause), void *owner);
 
 /* ERR_UNSUPPORTED with one line saying what of a valid config this build cannot run. */
 ERR_NODISCARD enum err_code model_config_check_supported(const struct model_config *config,

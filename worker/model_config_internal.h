@@ -4,6 +4,8 @@
 
 #include "worker/model_config.h"
 
+struct faults;
+
 /* What stands between path and a key in messages. */
 const char *model_dot(const struct checkpoint_object *source);
 
@@ -24,9 +26,9 @@ ERR_NODISCARD enum err_code model_need_u32(const struct checkpoint_object *sourc
                                            uint32_t *out_value, struct err *err);
 
 /* Fills config->layers and config->families from layer_types, the per-layer geometry in either
- * style and num_kv_shared_layers; heads is set before. */
-ERR_NODISCARD enum err_code model_read_layers(const struct checkpoint_object *source,
-                                              struct model_config *config, struct err *err);
+ * style and num_kv_shared_layers; heads is set before.  Faults are noted. */
+void model_read_layers(const struct checkpoint_object *source, struct model_config *config,
+                       struct faults *faults);
 
 /* Fills families[].rope, whose head_dim is set, and layers[].rope. */
 ERR_NODISCARD enum err_code model_read_ropes(const struct checkpoint_object *source,

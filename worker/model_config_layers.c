@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/json.h"
+#include "worker/faults.h"
 #include "worker/model_config_internal.h"
 
 enum {
@@ -77,49 +78,54 @@ struct layer_base {
     uint32_t global_kv_heads;
 };
 
-static enum err_code read_base(const struct checkpoint_object *source,
-                               const struct model_config *config, struct layer_base *base,
-                               struct err *err)
+/* What full layers have of their own; the rest of base is set. */
+static enum err_code read_global_base(const struct checkpoint_object *source,
+                                      const struct model_config *config, struct layer_base *base,
+                                      struct err *err)
 {
-    const char *path = source->path;
-    uint32_t shared = 0;
-    enum err_code code =
-        model_need_u32(source, "head_dim", 1, MODEL_MAX_HEAD_DIM, &base->head_dim, err);
-    if (code == ERR_OK) {
-        code =
-            model_need_u32(source, "num_key_value_heads", 1, config->heads, &base->kv_heads, err);
-    }
-    if (code == ERR_OK) {
-        code = model_need_u32(source, "intermediate_size", 1, MODEL_MAX_INTERMEDIATE_ELEMS,
-                              &base->intermediate_elems, err);
-    }
-    if (code == ERR_OK) {
-        code = model_need_u32(source, "sliding_window", 1, MODEL_MAX_POSITIONS,
-                              &base->window_tokens, err);
-    }
-    if (code == ERR_OK) {
-        code = json_get_bool_or(source->json, path, "attention_k_eq_v", false, &base->k_eq_v, err);
-    }
-    if (code == ERR_OK) {
-        code = json_get_bool_or(source->json, path, "use_double_wide_mlp", false,
-                                &base->double_wide, err);
-    }
-    if (code == ERR_OK) {
-        code = checkpoint_get_u32(source, "num_kv_shared_layers", 0, config->layer_count - 1,
-                                  &shared, err);
-    }
-    base->first_shared = config->layer_count - shared;
     base->global_head_dim = base->head_dim;
     base->global_kv_heads = base->kv_heads;
-    if (code == ERR_OK) {
-        code = checkpoint_get_u32(source, "global_head_dim", 1, MODEL_MAX_HEAD_DIM,
-                                  &base->global_head_dim, err);
-    }
+    enum err_code code = checkpoint_get_u32(source, "global_head_dim", 1, MODEL_MAX_HEAD_DIM,
+                                            &base->global_head_dim, err);
     if (code == ERR_OK && base->k_eq_v) {
         code = checkpoint_get_u32(source, "num_global_key_value_heads", 1, config->heads,
                                   &base->global_kv_heads, err);
     }
     return code;
+}
+
+static void read_base(const struct checkpoint_object *source, const struct model_config *config,
+                      struct layer_base *base, struct faults *faults)
+{
+    const struct {
+        const char *key;
+        uint32_t max_value;
+        uint32_t *value;
+    } needed[] = {{"head_dim", MODEL_MAX_HEAD_DIM, &base->head_dim},
+                  {"num_key_value_heads", config->heads, &base->kv_heads},
+                  {"intermediate_size", MODEL_MAX_INTERMEDIATE_ELEMS, &base->intermediate_elems},
+                  {"sliding_window", MODEL_MAX_POSITIONS, &base->window_tokens}};
+    const struct {
+        const char *key;
+        bool *value;
+    } flags[] = {{"attention_k_eq_v", &base->k_eq_v}, {"use_double_wide_mlp", &base->double_wide}};
+    uint32_t shared = 0;
+    struct err err;
+    for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
+        enum err_code code =
+            model_need_u32(source, needed[i].key, 1, needed[i].max_value, needed[i].value, &err);
+        (void)faults_note(faults, code, &err); /* noted, as all below */
+    }
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        enum err_code code =
+            json_get_bool_or(source->json, source->path, flags[i].key, false, flags[i].value, &err);
+        (void)faults_note(faults, code, &err);
+    }
+    enum err_code code = checkpoint_get_u32(source, "num_kv_shared_layers", 0,
+                                            config->layer_count - 1, &shared, &err);
+    (void)faults_note(faults, code, &err);
+    base->first_shared = config->layer_count - shared;
+    (void)faults_note(faults, read_global_base(source, config, base, &err), &err);
 }
 
 /* per_layer_config["<index>"]: the keys in which this layer differs from the rest. */
@@ -284,21 +290,11 @@ static enum err_code collect_families(struct model_config *config, struct err *e
     return ERR_OK;
 }
 
-enum err_code model_read_layers(const struct checkpoint_object *source, struct model_config *config,
-                                struct err *err)
+/* What follows from the layers' families and base. */
+static enum err_code derive(const struct checkpoint_object *source, struct model_config *config,
+                            const struct layer_base *base, struct err *err)
 {
-    struct layer_base base = {0};
-    enum err_code code =
-        model_need_u32(source, "num_hidden_layers", 1, MODEL_MAX_LAYERS, &config->layer_count, err);
-    if (code == ERR_OK) {
-        code = read_layer_types(source, config, err);
-    }
-    if (code == ERR_OK) {
-        code = read_base(source, config, &base, err);
-    }
-    if (code == ERR_OK) {
-        code = read_geometry(source, config, &base, err);
-    }
+    enum err_code code = read_geometry(source, config, base, err);
     if (code == ERR_OK) {
         code = collect_families(config, err);
     }
@@ -309,4 +305,22 @@ enum err_code model_read_layers(const struct checkpoint_object *source, struct m
         code = model_read_ropes(source, config, err);
     }
     return code;
+}
+
+void model_read_layers(const struct checkpoint_object *source, struct model_config *config,
+                       struct faults *faults)
+{
+    struct layer_base base = {0};
+    struct err err;
+    enum err_code code = model_need_u32(source, "num_hidden_layers", 1, MODEL_MAX_LAYERS,
+                                        &config->layer_count, &err);
+    if (faults_note(faults, code, &err) != ERR_OK) {
+        return;
+    }
+    uint32_t count_before = faults->count;
+    (void)faults_note(faults, read_layer_types(source, config, &err), &err); /* noted, as below */
+    read_base(source, config, &base, faults);
+    if (faults->count == count_before) {
+        (void)faults_note(faults, derive(source, config, &base, &err), &err);
+    }
 }

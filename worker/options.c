@@ -63,11 +63,16 @@ static enum err_code check_together(struct options *options, struct err *err)
     return ERR_OK;
 }
 
-enum err_code options_parse(struct options *options, struct opt_store *store, int argc, char **argv,
-                            struct err *err)
+void options_init(struct options *options)
 {
     *options = (struct options){0};
     opt_defaults(rows, ROW_COUNT, options);
+}
+
+enum err_code options_parse(struct options *options, struct opt_store *store, int argc, char **argv,
+                            struct err *err)
+{
+    options_init(options);
     const char *positional[1] = {NULL};
     uint32_t positional_count = 0;
     const struct opt_arguments arguments = {

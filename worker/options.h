@@ -35,6 +35,9 @@ struct options {
 ERR_NODISCARD enum err_code options_parse(struct options *options, struct opt_store *store,
                                           int argc, char **argv, struct err *err);
 
+/* Every option at its default, no model. */
+void options_init(struct options *options);
+
 void options_help(struct buf *out);
 
 #endif

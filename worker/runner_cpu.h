@@ -31,4 +31,9 @@ ERR_NODISCARD enum err_code runner_cpu_create(const struct model_config *config,
                                               const struct runner_cpu_options *options,
                                               struct runner **out_runner, struct err *err);
 
+/* Bytes that a runner of these limits takes beside weights and pages, but for the scratch of its
+ * threads, which is small. */
+uint64_t runner_cpu_workspace_bytes(const struct model_config *config,
+                                    const struct runner_limits *limits);
+
 #endif

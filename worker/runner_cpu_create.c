@@ -96,6 +96,45 @@ static enum err_code create_parts(struct runner_cpu *runner, const struct model_
     return code;
 }
 
+/* An allocator that gives nothing: what is asked for lands in one place that nobody writes. */
+struct counter {
+    uint64_t bytes;
+    uint64_t place[2];
+};
+
+static void *count_bytes(void *context, size_t count, size_t elem_bytes)
+{
+    struct counter *counter = context;
+    counter->bytes += (uint64_t)count * elem_bytes;
+    return counter->place;
+}
+
+uint64_t runner_cpu_workspace_bytes(const struct model_config *config,
+                                    const struct runner_limits *limits)
+{
+    struct counter counter = {0};
+    const struct stage_allocator allocator = {.context = &counter, .alloc = count_bytes};
+    struct stage_tables tables;
+    struct stage_upload upload;
+    struct err unused;
+    (void)stage_tables_create(limits, &allocator, &tables,
+                              &unused); /* cannot fail: it is given all */
+    uint64_t tables_bytes = counter.bytes;
+    counter.bytes = 0;
+    (void)stage_upload_create(limits, &allocator, &upload, &unused); /* the same */
+    uint64_t step_bytes =
+        counter.bytes +
+        limits->max_step_rows * (sizeof(struct k_pick) + sizeof(struct k_logprob) + sizeof(bool)) +
+        limits->max_step_tokens * sizeof(struct k_logprob);
+    uint64_t padding_bytes = 0;
+    for (int i = 0; i < RUNNER_FAMILY_COUNT; i++) {
+        padding_bytes += forward_page_bytes(config, (enum runner_family)i, limits->page_tokens);
+    }
+    return tables_bytes + (limits->pipeline_depth + 1) * step_bytes + padding_bytes +
+           (uint64_t)RUNNER_CPU_LOGIT_ROWS * limits->vocab_tokens * sizeof(uint16_t) +
+           forward_workspace_bytes(config, limits);
+}
+
 enum err_code runner_cpu_create(const struct model_config *config, const struct weights *weights,
                                 const struct runner_cpu_options *options,
                                 struct runner **out_runner, struct err *err)

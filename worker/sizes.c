@@ -26,6 +26,7 @@ void sizes_measure(const struct model_config *config, struct sizes *out_sizes)
     struct weights unused;
     *out_sizes = (struct sizes){0};
     weights_lay_out(config, NULL, add_tensor, out_sizes, &unused);
+    out_sizes->block_bytes = unused.block_bytes;
     weights_fini(&unused);
     if (config->experts > 0) {
         out_sizes->active_expert_bytes =

@@ -10,6 +10,7 @@ struct sizes {
     uint64_t tensors;
     uint64_t params;
     uint64_t weight_bytes;    /* as in a checkpoint: bf16, nothing between tensors */
+    uint64_t block_bytes;     /* as in memory: every tensor padded */
     uint64_t ple_table_bytes; /* of weight_bytes: one row is read per token; 0 without */
     uint64_t ple_row_bytes;
     uint64_t expert_bytes;        /* of weight_bytes: all experts of all layers; 0 without */

@@ -287,16 +287,25 @@ static void plan_fini(struct plan *plan)
     mem_free(plan->entries);
 }
 
-/* weights->layers is allocated; pointers are filled later. */
-static enum err_code plan_init(struct plan *plan, const struct model_config *config,
-                               const struct st_set *set, struct weights *weights, struct err *err)
+/* What to load, faults included.  weights->layers is allocated; pointers are filled later. */
+static void plan_make(struct plan *plan, const struct model_config *config,
+                      const struct st_set *set, struct weights *weights)
 {
     size_t most_entries = GLOBAL_ROWS + 1 + (size_t)LAYER_ROWS * config->layer_count;
-    *plan =
-        (struct plan){.config = config, .set = set, .prefix = find_prefix(set), .weights = weights};
+    plan->config = config;
+    plan->set = set;
+    plan->prefix = find_prefix(set);
+    plan->weights = weights;
     plan->known = mem_zalloc(st_count(set) + 1, sizeof(plan->known[0]));
     plan->entries = mem_zalloc(most_entries, sizeof(plan->entries[0]));
     plan_all(plan);
+}
+
+static enum err_code plan_init(struct plan *plan, const struct model_config *config,
+                               const struct st_set *set, struct weights *weights, struct err *err)
+{
+    *plan = (struct plan){0};
+    plan_make(plan, config, set, weights);
     enum err_code code = faults_result(&plan->faults, ERR_CONFIG, "faulty tensor", err);
     if (code != ERR_OK) {
         plan_fini(plan);
@@ -323,6 +332,18 @@ enum err_code weights_check(const struct model_config *config, const struct st_s
     }
     weights_fini(&unused);
     return code;
+}
+
+uint32_t weights_check_each(const struct model_config *config, const struct st_set *set,
+                            void (*on_fault)(void *owner, const char *clause), void *owner)
+{
+    struct weights unused;
+    struct plan plan = {.faults = {.on_fault = on_fault, .owner = owner}};
+    weights_init(&unused, config);
+    plan_make(&plan, config, set, &unused);
+    plan_fini(&plan);
+    weights_fini(&unused);
+    return plan.faults.count;
 }
 
 /* One part of a tensor, at most WEIGHTS_PROGRESS_BYTES. */

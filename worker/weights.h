@@ -64,6 +64,10 @@ ERR_NODISCARD enum err_code weights_check(const struct model_config *config,
                                           const struct st_set *set, uint64_t *out_bytes,
                                           struct err *err);
 
+/* The same check: on_fault sees each fault, be they ever so many.  Returns how many. */
+uint32_t weights_check_each(const struct model_config *config, const struct st_set *set,
+                            void (*on_fault)(void *owner, const char *clause), void *owner);
+
 /* Checks, then fills the store and *out_weights (weights_fini frees it).  Errors: as weights_check,
  * ERR_LIMIT (store too small), and those of st_read and of the store. */
 ERR_NODISCARD enum err_code weights_load(const struct model_config *config,
