@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "common/err.h"
+#include "kernels/experts.h"
 #include "kernels/sampler.h"
 
 #define K_SLOT_NONE        0xffffffffU /* a padding token: writes to the padding page, sees itself */
@@ -177,6 +178,16 @@ struct k_ops {
     enum err_code (*gate_up)(struct k_stream *stream, const struct k_gate_up_args *args,
                              struct err *err);
     enum err_code (*head)(struct k_stream *stream, const struct k_head_args *args, struct err *err);
+
+    /* Mixture of experts: kernels/experts.h. */
+    enum err_code (*route)(struct k_stream *stream, const struct k_route_args *args,
+                           struct err *err);
+    enum err_code (*expert_gate_up)(struct k_stream *stream, const struct k_expert_args *args,
+                                    struct err *err);
+    enum err_code (*expert_down)(struct k_stream *stream, const struct k_expert_args *args,
+                                 struct err *err);
+    enum err_code (*join_norm)(struct k_stream *stream, const struct k_join_norm_args *args,
+                               struct err *err);
 
     /* Slots, step prologue and tail, sampler: kernels/sampler.h. */
     enum err_code (*open)(struct k_stream *stream, const struct k_open_args *args, struct err *err);

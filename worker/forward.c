@@ -4,9 +4,9 @@
  *   x += RMSNorm(Mlp(RMSNorm(x; pre_feedforward_norm)); post_feedforward_norm)
  *   x *= layer_scalar
  *
- * Each norm is the tail of the operator before it, so the loop over the layers reads: products,
+ * and with experts beside the Mlp, forward_moe.c.  Each norm is the tail of the operator before it, so the loop over the layers reads: products,
  * attention, products, and a fused residual between them. */
-#include "worker/forward.h"
+#include "worker/forward_internal.h"
 
 #include <math.h>
 
@@ -62,12 +62,17 @@ uint64_t forward_workspace_bytes(const struct model_config *config,
     for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
         elems += rope_elems(&config->families[family].rope, limits->max_context_tokens);
     }
-    return elems * sizeof(uint16_t);
+    return elems * sizeof(uint16_t) + forward_moe_workspace_bytes(config, limits);
+}
+
+void *forward_carve(const struct forward_options *options, uint64_t count, size_t elem_bytes)
+{
+    return options->allocator.alloc(options->allocator.context, count, elem_bytes);
 }
 
 static uint16_t *carve(const struct forward_options *options, uint64_t count)
 {
-    return options->allocator.alloc(options->allocator.context, count, sizeof(uint16_t));
+    return forward_carve(options, count, sizeof(uint16_t));
 }
 
 /* Made on the host, so that every backend rotates by the same bits. */
@@ -144,7 +149,8 @@ enum err_code forward_create(const struct forward_options *options, struct forwa
                        (unsigned long long)tokens,
                        (unsigned long long)forward_workspace_bytes(config, &options->limits));
     }
-    code = create_pools(&forward, err);
+    code = forward_moe_create(options, &forward.moe, err);
+    code = code == ERR_OK ? create_pools(&forward, err) : code;
     if (code == ERR_OK) {
         *out_forward = forward;
     }
@@ -283,8 +289,8 @@ static enum err_code attention_block(struct forward *forward, const struct k_tok
     return code;
 }
 
-static enum err_code mlp_block(struct forward *forward, const struct k_tokens *tokens,
-                               uint32_t index, const uint16_t *next_norm, struct err *err)
+enum err_code forward_dense_mlp(struct forward *forward, const struct k_tokens *tokens,
+                                uint32_t index, struct err *err)
 {
     const struct model_layer *layer = &forward->options.config->layers[index];
     const struct weights_layer *weights = &forward->options.weights->layers[index];
@@ -298,15 +304,23 @@ static enum err_code mlp_block(struct forward *forward, const struct k_tokens *t
         .out = forward->gated,
     };
     enum err_code code = forward->options.ops->gate_up(forward->options.stream, &gate_up, err);
-    if (code == ERR_OK) {
-        code = project(forward, tokens, forward->gated, layer->intermediate_elems,
-                       weights->down_proj, err);
+    return code == ERR_OK ? project(forward, tokens, forward->gated, layer->intermediate_elems,
+                                    weights->down_proj, err)
+                          : code;
+}
+
+static enum err_code mlp_block(struct forward *forward, const struct k_tokens *tokens,
+                               uint32_t index, const uint16_t *next_norm, struct err *err)
+{
+    const struct weights_layer *weights = &forward->options.weights->layers[index];
+    const struct forward_end end = {weights->layer_scalar, next_norm};
+    if (forward->options.config->experts > 0) {
+        return forward_moe_block(forward, tokens, index, &end, err);
     }
-    if (code == ERR_OK) {
-        code = add_residual(forward, tokens, weights->post_feedforward_norm, weights->layer_scalar,
-                            next_norm, err);
-    }
-    return code;
+    enum err_code code = forward_dense_mlp(forward, tokens, index, err);
+    return code == ERR_OK ? add_residual(forward, tokens, weights->post_feedforward_norm,
+                                         end.layer_scalar, end.next_norm, err)
+                          : code;
 }
 
 static enum err_code run_layer(struct forward *forward, const struct k_tokens *tokens,

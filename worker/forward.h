@@ -22,9 +22,18 @@ struct forward_options {
     struct stage_allocator allocator;  /* owns all memory of the forward */
     const struct stage_tables *tables; /* page tables */
     struct runner_limits limits;
+    uint32_t expert_block_rows; /* 0: the backend's choice; no result depends on it */
     /* Called around what each layer enqueues, for profilers; both may be null. */
     void (*begin_layer)(uint32_t layer);
     void (*end_layer)(void);
+};
+
+/* Activations of the experts of a step; all null in a model without experts. */
+struct forward_moe {
+    struct k_routing routing;
+    uint16_t *normed; /* [T, hidden] the experts' input */
+    uint16_t *gated;  /* [T * top_experts, expert intermediate] by pair */
+    uint16_t *out;    /* [T * top_experts, hidden] by pair */
 };
 
 struct forward {
@@ -40,6 +49,7 @@ struct forward {
     uint16_t *attended;  /* [T, heads * largest head_dim] */
     uint16_t *projected; /* [T, hidden] output of o_proj and down_proj */
     uint16_t *gated;     /* [T, largest intermediate] */
+    struct forward_moe moe;
 };
 
 /* Errors: ERR_MEMORY, ERR_UNSUPPORTED (parts of Gemma 4 that this build does not run). */

@@ -345,9 +345,7 @@ enum err_code model_config_check_supported(const struct model_config *config, st
             "quantization_config.quant_method is '%s': this build runs bf16 weights only",
             config->quant_method);
     }
-    if (config->experts > 0) {
-        what = "enable_moe_block";
-    } else if (config->ple_elems > 0) {
+    if (config->ple_elems > 0) {
         what = "hidden_size_per_layer_input";
     } else if (config->families[RUNNER_FAMILY_LOCAL].kv_layers +
                    config->families[RUNNER_FAMILY_GLOBAL].kv_layers <
@@ -356,8 +354,8 @@ enum err_code model_config_check_supported(const struct model_config *config, st
     }
     if (what != NULL) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "config.json sets %s: this build runs dense models only, without experts, "
-                       "per-layer embeddings or shared KV",
+                       "config.json sets %s: this build runs models without per-layer embeddings "
+                       "or shared KV",
                        what);
     }
     if (config->families[RUNNER_FAMILY_LOCAL].layers == 0) {

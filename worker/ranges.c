@@ -43,12 +43,13 @@ static enum err_code end(enum err_code code)
 }
 
 /* One function per entry of the table, all alike. */
-#define IN_RANGE(entry)                                                                         \
-    static enum err_code in_range_##entry(struct k_stream *stream,                              \
-                                          const struct k_##entry##_args *args, struct err *err) \
-    {                                                                                           \
-        return end(begin(stream, #entry)->entry(stream, args, err));                            \
+#define IN_RANGE_OF(entry, args_of)                                                               \
+    static enum err_code in_range_##entry(struct k_stream *stream,                                \
+                                          const struct k_##args_of##_args *args, struct err *err) \
+    {                                                                                             \
+        return end(begin(stream, #entry)->entry(stream, args, err));                              \
     }
+#define IN_RANGE(entry) IN_RANGE_OF(entry, entry)
 
 IN_RANGE(embed_norm)
 IN_RANGE(linear)
@@ -57,6 +58,10 @@ IN_RANGE(attention)
 IN_RANGE(residual_norm)
 IN_RANGE(gate_up)
 IN_RANGE(head)
+IN_RANGE(route)
+IN_RANGE(join_norm)
+IN_RANGE_OF(expert_gate_up, expert)
+IN_RANGE_OF(expert_down, expert)
 IN_RANGE(open)
 IN_RANGE(expand)
 IN_RANGE(sample)
@@ -73,6 +78,10 @@ const struct k_ops *ranges_ops(void)
         .residual_norm = in_range_residual_norm,
         .gate_up = in_range_gate_up,
         .head = in_range_head,
+        .route = in_range_route,
+        .expert_gate_up = in_range_expert_gate_up,
+        .expert_down = in_range_expert_down,
+        .join_norm = in_range_join_norm,
         .open = in_range_open,
         .expand = in_range_expand,
         .sample = in_range_sample,

@@ -10,9 +10,10 @@ static struct k_cpu_options cpu_options(const struct model_config *config,
                                         const struct runner_limits *limits, uint32_t threads)
 {
     struct k_cpu_shape shape = {
-        .max_in_elems = config->hidden_elems,
+        .max_in_elems = num_max(config->hidden_elems, config->expert_intermediate_elems),
         .max_context_tokens = limits->max_context_tokens,
         .vocab_tokens = limits->vocab_tokens,
+        .max_experts = config->experts,
     };
     for (uint32_t i = 0; i < config->layer_count; i++) {
         const struct model_layer *layer = &config->layers[i];

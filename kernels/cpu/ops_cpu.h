@@ -12,11 +12,13 @@
 
 /* Largest shapes that the operators will be called with; they size the scratch of each thread. */
 struct k_cpu_shape {
-    uint32_t max_in_elems; /* inputs of any matrix: hidden, heads * head_dim, intermediate */
+    uint32_t
+        max_in_elems; /* inputs of any matrix: hidden, heads * head_dim, intermediate, expert's */
     uint32_t max_context_tokens;
     uint32_t max_group_heads; /* query heads per kv head */
     uint32_t max_head_dim;
     uint32_t vocab_tokens;
+    uint32_t max_experts; /* 0: none */
 };
 
 struct k_cpu_options {

@@ -26,10 +26,10 @@ static uint16_t softcap_of(uint16_t bits, float cap)
 
 static size_t scratch_bytes(const struct k_cpu_shape *shape)
 {
-    size_t linear = k_cpu_linear_scratch_bytes(shape);
+    size_t route = k_cpu_route_scratch_bytes(shape); /* holds a linear product's */
     size_t attention = k_cpu_attention_scratch_bytes(shape);
     size_t sample = k_cpu_sample_scratch_bytes(shape);
-    size_t most = linear > attention ? linear : attention;
+    size_t most = route > attention ? route : attention;
     return num_align_up(most > sample ? most : sample, 128);
 }
 
@@ -89,6 +89,10 @@ const struct k_ops *k_cpu_ops(void)
         .residual_norm = k_cpu_residual_norm,
         .gate_up = k_cpu_gate_up,
         .head = k_cpu_head,
+        .route = k_cpu_route,
+        .expert_gate_up = k_cpu_expert_gate_up,
+        .expert_down = k_cpu_expert_down,
+        .join_norm = k_cpu_join_norm,
         .open = k_cpu_open,
         .expand = k_cpu_expand,
         .sample = k_cpu_sample,

@@ -45,6 +45,14 @@ enum err_code k_cpu_residual_norm(struct k_stream *stream, const struct k_residu
 enum err_code k_cpu_gate_up(struct k_stream *stream, const struct k_gate_up_args *args,
                             struct err *err);
 enum err_code k_cpu_head(struct k_stream *stream, const struct k_head_args *args, struct err *err);
+enum err_code k_cpu_route(struct k_stream *stream, const struct k_route_args *args,
+                          struct err *err);
+enum err_code k_cpu_expert_gate_up(struct k_stream *stream, const struct k_expert_args *args,
+                                   struct err *err);
+enum err_code k_cpu_expert_down(struct k_stream *stream, const struct k_expert_args *args,
+                                struct err *err);
+enum err_code k_cpu_join_norm(struct k_stream *stream, const struct k_join_norm_args *args,
+                              struct err *err);
 enum err_code k_cpu_open(struct k_stream *stream, const struct k_open_args *args, struct err *err);
 enum err_code k_cpu_expand(struct k_stream *stream, const struct k_expand_args *args,
                            struct err *err);
@@ -58,6 +66,7 @@ enum err_code k_cpu_advance(struct k_stream *stream, const struct k_advance_args
 /* Scratch bytes of one item of each family that uses any. */
 size_t k_cpu_linear_scratch_bytes(const struct k_cpu_shape *shape);
 size_t k_cpu_attention_scratch_bytes(const struct k_cpu_shape *shape);
+size_t k_cpu_route_scratch_bytes(const struct k_cpu_shape *shape);
 size_t k_cpu_sample_scratch_bytes(const struct k_cpu_shape *shape);
 
 #endif

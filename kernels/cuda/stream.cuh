@@ -36,6 +36,10 @@ enum err_code k_cuda_residual_norm(struct k_stream *, const struct k_residual_no
                                    struct err *);
 enum err_code k_cuda_gate_up(struct k_stream *, const struct k_gate_up_args *, struct err *);
 enum err_code k_cuda_head(struct k_stream *, const struct k_head_args *, struct err *);
+enum err_code k_cuda_route(struct k_stream *, const struct k_route_args *, struct err *);
+enum err_code k_cuda_expert_gate_up(struct k_stream *, const struct k_expert_args *, struct err *);
+enum err_code k_cuda_expert_down(struct k_stream *, const struct k_expert_args *, struct err *);
+enum err_code k_cuda_join_norm(struct k_stream *, const struct k_join_norm_args *, struct err *);
 enum err_code k_cuda_open(struct k_stream *, const struct k_open_args *, struct err *);
 enum err_code k_cuda_expand(struct k_stream *, const struct k_expand_args *, struct err *);
 enum err_code k_cuda_sample(struct k_stream *, const struct k_sample_args *, struct err *);

@@ -161,9 +161,10 @@ static void test_mixed_and_ahead_is_as_alone(void)
 
 static void test_checkpoints_mixed_and_ahead(void)
 {
-    static const char *const names[] = {"dense-unified", "dense-sharded", "dense-window1024"};
+    static const char *const names[] = {"dense-unified", "dense-sharded", "dense-window1024",
+                                        "moe"};
     static const uint32_t chunks[] = {7, 64, 65};
-    for (uint32_t n = 0; n < 3; n++) {
+    for (uint32_t n = 0; n < sizeof(names) / sizeof(names[0]); n++) {
         struct golden *golden = golden_load(names[n]);
         struct drive_model model;
         struct drive_seq *alone = mem_zalloc(GOLDEN_MAX_CASES, sizeof(*alone));

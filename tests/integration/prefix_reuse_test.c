@@ -17,7 +17,8 @@ enum {
     MAX_REQUESTS = GOLDEN_MAX_CASES
 };
 
-static const char *const checkpoints[] = {"dense-unified", "dense-sharded", "dense-window1024"};
+static const char *const checkpoints[] = {"dense-unified", "dense-sharded", "dense-window1024",
+                                          "moe"};
 
 #define CHECKPOINT_COUNT (sizeof(checkpoints) / sizeof(checkpoints[0]))
 

@@ -15,11 +15,12 @@ static struct k_cpu_options cpu_options(const struct backend_device_options *opt
 {
     const struct model_config *config = options->config;
     struct k_cpu_shape shape = {
-        .max_in_elems = config->hidden_elems,
+        .max_in_elems = num_max(config->hidden_elems, config->expert_intermediate_elems),
         .max_context_tokens = options->limits.max_context_tokens,
         .max_group_heads = config->heads,
         .max_head_dim = MODEL_MAX_HEAD_DIM,
         .vocab_tokens = config->info.vocab_tokens,
+        .max_experts = config->experts,
     };
     for (uint32_t i = 0; i < config->layer_count; i++) {
         const struct model_layer *layer = &config->layers[i];

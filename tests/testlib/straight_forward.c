@@ -1,31 +1,17 @@
-#include "tests/testlib/straight_forward.h"
+#include "tests/testlib/straight_internal.h"
 
 #include <math.h>
 
 #include "common/mem.h"
 #include "kernels/dtype.h"
 
-struct straight {
-    const struct model_config *config;
-    uint32_t count;
-    float *x;        /* [count, hidden] */
-    float *normed;   /* [count, hidden] */
-    float *q;        /* [count, heads * head_dim] */
-    float *k;        /* [count, kv_heads * head_dim] */
-    float *v;        /* [count, kv_heads * head_dim] */
-    float *attended; /* [count, heads * head_dim] */
-    float *hidden;   /* [count, hidden] */
-    float *gated;    /* [count, intermediate] */
-    double *scores;  /* [count] */
-};
-
-static float rounded(double value)
+float straight_round(double value)
 {
     return k_round_bf16((float)value);
 }
 
-static void product(const float *x, uint32_t rows, uint32_t in_elems, const uint16_t *w,
-                    uint32_t out_elems, float *out)
+void straight_product(const float *x, uint32_t rows, uint32_t in_elems, const uint16_t *w,
+                      uint32_t out_elems, float *out)
 {
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t o = 0; o < out_elems; o++) {
@@ -34,12 +20,12 @@ static void product(const float *x, uint32_t rows, uint32_t in_elems, const uint
                 sum += (double)x[(uint64_t)r * in_elems + i] *
                        (double)k_f32_from_bf16(w[(uint64_t)o * in_elems + i]);
             }
-            out[(uint64_t)r * out_elems + o] = rounded(sum);
+            out[(uint64_t)r * out_elems + o] = straight_round(sum);
         }
     }
 }
 
-static void norm(const float *in, const uint16_t *weight, uint32_t elems, float eps, float *out)
+void straight_norm(const float *in, const uint16_t *weight, uint32_t elems, float eps, float *out)
 {
     double sum = 0.0;
     for (uint32_t i = 0; i < elems; i++) {
@@ -48,7 +34,7 @@ static void norm(const float *in, const uint16_t *weight, uint32_t elems, float 
     double factor = 1.0 / sqrt(sum / elems + (double)eps);
     for (uint32_t i = 0; i < elems; i++) {
         double w = weight == NULL ? 1.0 : (double)k_f32_from_bf16(weight[i]);
-        out[i] = rounded((double)in[i] * factor * w);
+        out[i] = straight_round((double)in[i] * factor * w);
     }
 }
 
@@ -58,14 +44,14 @@ static void rotate(const struct model_rope *rope, uint32_t head_dim, uint32_t po
     for (uint32_t i = 0; i < rope->rotated_pairs; i++) {
         float inv_freq = (float)(1.0 / pow(rope->theta, 2.0 * i / rope->exponent_dim));
         float angle = inv_freq * (float)position;
-        float c = rounded(cos((double)angle));
-        float s = rounded(sin((double)angle));
+        float c = straight_round(cos((double)angle));
+        float s = straight_round(sin((double)angle));
         float low = x[i];
         float high = x[i + half];
-        x[i] = rounded((double)rounded((double)low * (double)c) -
-                       (double)rounded((double)high * (double)s));
-        x[i + half] = rounded((double)rounded((double)high * (double)c) +
-                              (double)rounded((double)low * (double)s));
+        x[i] = straight_round((double)straight_round((double)low * (double)c) -
+                              (double)straight_round((double)high * (double)s));
+        x[i + half] = straight_round((double)straight_round((double)high * (double)c) +
+                                     (double)straight_round((double)low * (double)s));
     }
 }
 
@@ -98,7 +84,7 @@ static void attend_query(struct straight *s, const struct model_layer *layer, ui
             const float *v = s->v + ((uint64_t)j * layer->kv_heads + kv_head) * head_dim;
             value += s->scores[j] * (double)v[d];
         }
-        out[d] = rounded(value / sum);
+        out[d] = straight_round(value / sum);
     }
 }
 
@@ -108,22 +94,24 @@ static void attention(struct straight *s, const struct model_layer *layer,
     uint32_t hidden = s->config->hidden_elems;
     uint32_t head_dim = layer->head_dim;
     float eps = s->config->rms_eps;
-    product(s->normed, s->count, hidden, weights->q_proj, s->config->heads * head_dim, s->q);
-    product(s->normed, s->count, hidden, weights->k_proj, layer->kv_heads * head_dim, s->k);
-    product(s->normed, s->count, hidden, layer->k_eq_v ? weights->k_proj : weights->v_proj,
-            layer->kv_heads * head_dim, s->v);
+    straight_product(s->normed, s->count, hidden, weights->q_proj, s->config->heads * head_dim,
+                     s->q);
+    straight_product(s->normed, s->count, hidden, weights->k_proj, layer->kv_heads * head_dim,
+                     s->k);
+    straight_product(s->normed, s->count, hidden, layer->k_eq_v ? weights->k_proj : weights->v_proj,
+                     layer->kv_heads * head_dim, s->v);
     for (uint32_t t = 0; t < s->count; t++) {
         for (uint32_t head = 0; head < s->config->heads; head++) {
             float *q = s->q + ((uint64_t)t * s->config->heads + head) * head_dim;
-            norm(q, weights->q_norm, head_dim, eps, q);
+            straight_norm(q, weights->q_norm, head_dim, eps, q);
             rotate(&layer->rope, head_dim, t, q);
         }
         for (uint32_t head = 0; head < layer->kv_heads; head++) {
             float *k = s->k + ((uint64_t)t * layer->kv_heads + head) * head_dim;
             float *v = s->v + ((uint64_t)t * layer->kv_heads + head) * head_dim;
-            norm(k, weights->k_norm, head_dim, eps, k);
+            straight_norm(k, weights->k_norm, head_dim, eps, k);
             rotate(&layer->rope, head_dim, t, k);
-            norm(v, NULL, head_dim, eps, v);
+            straight_norm(v, NULL, head_dim, eps, v);
         }
     }
     for (uint32_t t = 0; t < s->count; t++) {
@@ -131,7 +119,17 @@ static void attention(struct straight *s, const struct model_layer *layer,
             attend_query(s, layer, t, head);
         }
     }
-    product(s->attended, s->count, s->config->heads * head_dim, weights->o_proj, hidden, s->hidden);
+    straight_product(s->attended, s->count, s->config->heads * head_dim, weights->o_proj, hidden,
+                     s->hidden);
+}
+
+void straight_geglu(float *gate, const float *up, uint64_t elems)
+{
+    for (uint64_t i = 0; i < elems; i++) {
+        double g = (double)gate[i];
+        double gelu = 0.5 * g * (1.0 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
+        gate[i] = straight_round((double)straight_round(gelu) * (double)up[i]);
+    }
 }
 
 static void mlp(struct straight *s, const struct model_layer *layer,
@@ -140,14 +138,10 @@ static void mlp(struct straight *s, const struct model_layer *layer,
     uint32_t hidden = s->config->hidden_elems;
     uint32_t inner = layer->intermediate_elems;
     float *up = mem_zalloc((uint64_t)s->count * inner, sizeof(*up));
-    product(s->normed, s->count, hidden, weights->gate_proj, inner, s->gated);
-    product(s->normed, s->count, hidden, weights->up_proj, inner, up);
-    for (uint64_t i = 0; i < (uint64_t)s->count * inner; i++) {
-        double g = (double)s->gated[i];
-        double gelu = 0.5 * g * (1.0 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)));
-        s->gated[i] = rounded((double)rounded(gelu) * (double)up[i]);
-    }
-    product(s->gated, s->count, inner, weights->down_proj, hidden, s->hidden);
+    straight_product(s->normed, s->count, hidden, weights->gate_proj, inner, s->gated);
+    straight_product(s->normed, s->count, hidden, weights->up_proj, inner, up);
+    straight_geglu(s->gated, up, (uint64_t)s->count * inner);
+    straight_product(s->gated, s->count, inner, weights->down_proj, hidden, s->hidden);
     mem_free(up);
 }
 
@@ -158,11 +152,12 @@ static void add(struct straight *s, const uint16_t *post, const uint16_t *scalar
     for (uint32_t t = 0; t < s->count; t++) {
         float *h = s->hidden + (uint64_t)t * hidden;
         float *x = s->x + (uint64_t)t * hidden;
-        norm(h, post, hidden, s->config->rms_eps, h);
+        straight_norm(h, post, hidden, s->config->rms_eps, h);
         for (uint32_t i = 0; i < hidden; i++) {
-            x[i] = rounded((double)x[i] + (double)h[i]);
-            x[i] =
-                scalar == NULL ? x[i] : rounded((double)x[i] * (double)k_f32_from_bf16(scalar[0]));
+            x[i] = straight_round((double)x[i] + (double)h[i]);
+            x[i] = scalar == NULL
+                       ? x[i]
+                       : straight_round((double)x[i] * (double)k_f32_from_bf16(scalar[0]));
         }
     }
 }
@@ -171,8 +166,8 @@ static void norm_all(struct straight *s, const uint16_t *weight)
 {
     uint32_t hidden = s->config->hidden_elems;
     for (uint32_t t = 0; t < s->count; t++) {
-        norm(s->x + (uint64_t)t * hidden, weight, hidden, s->config->rms_eps,
-             s->normed + (uint64_t)t * hidden);
+        straight_norm(s->x + (uint64_t)t * hidden, weight, hidden, s->config->rms_eps,
+                      s->normed + (uint64_t)t * hidden);
     }
 }
 
@@ -181,11 +176,12 @@ static void head(const struct straight *s, const struct weights *weights, uint16
     uint32_t vocab_tokens = s->config->info.vocab_tokens;
     uint64_t elems = (uint64_t)s->count * vocab_tokens;
     float *raw = mem_zalloc(elems, sizeof(*raw));
-    product(s->normed, s->count, s->config->hidden_elems, weights->lm_head, vocab_tokens, raw);
+    straight_product(s->normed, s->count, s->config->hidden_elems, weights->lm_head, vocab_tokens,
+                     raw);
     for (uint64_t i = 0; i < elems; i++) {
         double cap = (double)s->config->softcap;
-        float l = rounded((double)raw[i] / cap);
-        l = rounded(tanh((double)l));
+        float l = straight_round((double)raw[i] / cap);
+        l = straight_round(tanh((double)l));
         logits[i] = k_bf16_from_f32((float)((double)l * cap));
     }
     mem_free(raw);
@@ -214,11 +210,11 @@ void straight_forward(const struct model_config *config, const struct weights *w
         .gated = mem_zalloc(inner, sizeof(float)),
         .scores = mem_zalloc(count, sizeof(double)),
     };
-    float scale = rounded(sqrt((double)hidden));
+    float scale = straight_round(sqrt((double)hidden));
     for (uint32_t t = 0; t < count; t++) {
         for (uint32_t i = 0; i < hidden; i++) {
             float row = k_f32_from_bf16(weights->embed_tokens[(uint64_t)ids[t] * hidden + i]);
-            s.x[(uint64_t)t * hidden + i] = rounded((double)row * (double)scale);
+            s.x[(uint64_t)t * hidden + i] = straight_round((double)row * (double)scale);
         }
     }
     for (uint32_t i = 0; i < config->layer_count; i++) {
@@ -228,6 +224,9 @@ void straight_forward(const struct model_config *config, const struct weights *w
         add(&s, layer->post_attention_norm, NULL);
         norm_all(&s, layer->pre_feedforward_norm);
         mlp(&s, &config->layers[i], layer);
+        if (config->experts > 0) {
+            straight_moe(&s, layer);
+        }
         add(&s, layer->post_feedforward_norm, layer->layer_scalar);
     }
     norm_all(&s, weights->norm);

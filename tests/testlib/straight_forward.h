@@ -1,4 +1,4 @@
-/* The dense Gemma 4 forward pass without cache, pages, threads or operators: plain loops over the
+/* The Gemma 4 forward pass without cache, pages, threads or operators: plain loops over the
  * whole sequence, f64 sums, the same rounding points.  Slow; what the backend is compared with. */
 #ifndef TESTS_TESTLIB_STRAIGHT_FORWARD_H
 #define TESTS_TESTLIB_STRAIGHT_FORWARD_H

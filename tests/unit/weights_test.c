@@ -227,6 +227,7 @@ static void test_loads_golden_checkpoints(void)
     check_checkpoint("checkpoints/dense-unified", "model.language_model.");
     check_checkpoint("checkpoints/dense-sharded", "model.");
     check_checkpoint("checkpoints/dense-window1024", "model.");
+    check_checkpoint("checkpoints/moe", "model.");
     check_checkpoint("../../deploy/demo-model", "model.language_model.");
 }
 
