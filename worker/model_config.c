@@ -7,6 +7,10 @@
 #include "worker/faults.h"
 #include "worker/model_config_internal.h"
 
+enum {
+    DEFAULT_PLE_ELEMS = 256
+};
+
 const char *model_dot(const struct checkpoint_object *source)
 {
     return source->path[0] == '\0' ? "" : ".";
@@ -178,9 +182,21 @@ static void read_sizes(const struct checkpoint_object *source, struct model_conf
         &err);
 }
 
+/* A file that leaves a key out means the default of its model_type: only unified models have none. */
+static uint32_t default_ple_elems(const struct checkpoint_object *source)
+{
+    const struct json_t *type = model_member(source->json, "model_type");
+    bool is_plain = type != NULL && json_kind(type) == JSON_KIND_TEXT &&
+                    strcmp(json_text(type, NULL), "gemma4_text") == 0;
+    return is_plain && json_member(source->json, "hidden_size_per_layer_input") == NULL
+               ? DEFAULT_PLE_ELEMS
+               : 0;
+}
+
 static enum err_code read_ple(const struct checkpoint_object *source, struct model_config *config,
                               struct err *err)
 {
+    config->ple_elems = default_ple_elems(source);
     enum err_code code = checkpoint_get_u32(source, "hidden_size_per_layer_input", 0,
                                             MODEL_MAX_HIDDEN_ELEMS, &config->ple_elems, err);
     if (code != ERR_OK || config->ple_elems == 0) {

@@ -1,15 +1,17 @@
 /* Layers of a model: which family each belongs to, its geometry in either style of config.json, and
  * whose KV it reads. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/json.h"
+#include "common/num.h"
 #include "worker/faults.h"
 #include "worker/model_config_internal.h"
 
 enum {
-    FULL_EVERY = 6 /* without layer_types, layers 5, 11, ... and the last are full attention */
+    FULL_EVERY = 6, /* without layer_types, layers 5, 11, ... are full attention */
+    MAX_KEY_DIGITS = 9,
+    GLOBAL_HEAD_DIM = 512 /* of full layers where nothing is said */
 };
 
 static enum err_code read_layer_type(const struct checkpoint_object *source,
@@ -39,28 +41,23 @@ static enum err_code read_layer_types(const struct checkpoint_object *source,
     uint32_t last = config->layer_count - 1;
     for (uint32_t i = 0; types == NULL && i <= last; i++) {
         config->layers[i].family =
-            (i + 1) % FULL_EVERY == 0 || i == last ? RUNNER_FAMILY_GLOBAL : RUNNER_FAMILY_LOCAL;
+            (i + 1) % FULL_EVERY == 0 ? RUNNER_FAMILY_GLOBAL : RUNNER_FAMILY_LOCAL;
     }
-    if (types == NULL) {
-        return ERR_OK;
-    }
-    if (json_kind(types) != JSON_KIND_ARRAY || json_count(types) != config->layer_count) {
+    if (types != NULL &&
+        (json_kind(types) != JSON_KIND_ARRAY || json_count(types) != config->layer_count)) {
         return err_set(err, ERR_CONFIG,
                        "%s%slayer_types is %s of %zu, must be an array of num_hidden_layers = %u",
                        source->path, model_dot(source), json_kind_text(json_kind(types)),
                        json_count(types), config->layer_count);
     }
-    for (uint32_t i = 0; i <= last; i++) {
+    for (uint32_t i = 0; types != NULL && i <= last; i++) {
         enum err_code code = read_layer_type(source, types, i, &config->layers[i].family, err);
         if (code != ERR_OK) {
             return code;
         }
     }
-    if (config->layers[last].family != RUNNER_FAMILY_GLOBAL) {
-        return err_set(err, ERR_CONFIG,
-                       "%s%slayer_types[%u] is sliding_attention, the last must be full_attention",
-                       source->path, model_dot(source), last);
-    }
+    /* Whatever the list says, the reference makes the last layer one of full attention. */
+    config->layers[last].family = RUNNER_FAMILY_GLOBAL;
     return ERR_OK;
 }
 
@@ -83,8 +80,12 @@ static enum err_code read_global_base(const struct checkpoint_object *source,
                                       const struct model_config *config, struct layer_base *base,
                                       struct err *err)
 {
-    base->global_head_dim = base->head_dim;
+    bool has_overrides = model_member(source->json, "per_layer_config") != NULL;
+    base->global_head_dim = has_overrides ? base->head_dim : GLOBAL_HEAD_DIM;
     base->global_kv_heads = base->kv_heads;
+    if (has_overrides) {
+        return ERR_OK; /* they say it all: the global_* keys are of the older style */
+    }
     enum err_code code = checkpoint_get_u32(source, "global_head_dim", 1, MODEL_MAX_HEAD_DIM,
                                             &base->global_head_dim, err);
     if (code == ERR_OK && base->k_eq_v) {
@@ -128,21 +129,32 @@ static void read_base(const struct checkpoint_object *source, const struct model
     (void)faults_note(faults, read_global_base(source, config, base, &err), &err);
 }
 
+/* The layer that a key of per_layer_config names, in decimal digits, padded with zeros or not, so
+ * that keys may sort by layer; layer_count: none. */
+static uint32_t layer_of_key(const char *key, uint32_t layer_count)
+{
+    uint32_t index = 0;
+    size_t digits = strspn(key, "0123456789");
+    if (digits == 0 || digits > MAX_KEY_DIGITS || key[digits] != '\0') {
+        return layer_count;
+    }
+    for (size_t i = 0; i < digits; i++) {
+        index = index * 10 + (uint32_t)(key[i] - '0');
+    }
+    return num_min(index, layer_count);
+}
+
 /* per_layer_config["<index>"]: the keys in which this layer differs from the rest. */
-static enum err_code read_override(const struct checkpoint_object *source,
-                                   const struct json_t *overrides,
-                                   const struct model_config *config, uint32_t index,
+static enum err_code read_override(const struct checkpoint_object *source, const char *key,
+                                   const struct json_t *override, const struct model_config *config,
                                    struct model_layer *layer, struct err *err)
 {
-    char key[16];
-    (void)snprintf(key, sizeof(key), "%u", index);
-    const struct json_t *override = model_member(overrides, key);
-    if (override == NULL) {
+    char path[96];
+    (void)snprintf(path, sizeof(path), "%s%sper_layer_config.%.32s", source->path,
+                   model_dot(source), key);
+    if (json_kind(override) == JSON_KIND_NULL) {
         return ERR_OK;
     }
-    char path[96];
-    (void)snprintf(path, sizeof(path), "%s%sper_layer_config.%s", source->path, model_dot(source),
-                   key);
     if (json_kind(override) != JSON_KIND_OBJECT) {
         return err_set(err, ERR_CONFIG, "%s is %s, must be an object", path,
                        json_kind_text(json_kind(override)));
@@ -197,40 +209,39 @@ static enum err_code check_layer(const struct model_config *config, uint32_t ind
     return ERR_OK;
 }
 
-/* Names of layers in per_layer_config must be layers. */
-static enum err_code check_override_names(const struct checkpoint_object *source,
-                                          const struct json_t *overrides,
-                                          const struct model_config *config, struct err *err)
+/* Every layer at most once. */
+static enum err_code read_overrides(const struct checkpoint_object *source,
+                                    struct model_config *config, struct err *err)
 {
+    const struct json_t *overrides;
+    bool seen[MODEL_MAX_LAYERS] = {false};
+    char why[64];
     struct json_iter iter;
-    if (overrides == NULL) {
-        return ERR_OK;
+    enum err_code code = model_get_object(source, "per_layer_config", &overrides, err);
+    if (code != ERR_OK || overrides == NULL) {
+        return code;
     }
     json_iter_start(&iter, overrides);
-    while (json_iter_next(&iter)) {
-        char *end;
-        unsigned long index = strtoul(iter.key, &end, 10);
-        char again[16];
-        (void)snprintf(again, sizeof(again), "%lu", index);
-        if (strcmp(again, iter.key) != 0 || index >= config->layer_count) {
-            return err_set(err, ERR_CONFIG,
-                           "%s%sper_layer_config.%.32s is no layer, must be from 0 to %u",
-                           source->path, model_dot(source), iter.key, config->layer_count - 1);
+    while (code == ERR_OK && json_iter_next(&iter)) {
+        uint32_t index = layer_of_key(iter.key, config->layer_count);
+        if (index == config->layer_count || seen[index]) {
+            (void)snprintf(why, sizeof(why), "is no layer, num_hidden_layers is %u",
+                           config->layer_count);
+            return err_set(
+                err, ERR_CONFIG, "%s%sper_layer_config.%.32s %s", source->path, model_dot(source),
+                iter.key, index == config->layer_count ? why : "names a layer for the second time");
         }
+        seen[index] = true;
+        code = read_override(source, iter.key, iter.value, config, &config->layers[index], err);
     }
-    return ERR_OK;
+    return code;
 }
 
 static enum err_code read_geometry(const struct checkpoint_object *source,
                                    struct model_config *config, const struct layer_base *base,
                                    struct err *err)
 {
-    const struct json_t *overrides;
-    enum err_code code = model_get_object(source, "per_layer_config", &overrides, err);
-    if (code == ERR_OK) {
-        code = check_override_names(source, overrides, config, err);
-    }
-    for (uint32_t i = 0; code == ERR_OK && i < config->layer_count; i++) {
+    for (uint32_t i = 0; i < config->layer_count; i++) {
         struct model_layer *layer = &config->layers[i];
         bool is_global = layer->family == RUNNER_FAMILY_GLOBAL;
         layer->head_dim = is_global ? base->global_head_dim : base->head_dim;
@@ -238,12 +249,13 @@ static enum err_code read_geometry(const struct checkpoint_object *source,
         layer->window_tokens = is_global ? 0 : base->window_tokens;
         layer->k_eq_v = is_global && base->k_eq_v;
         layer->owns_kv = i < base->first_shared;
-        layer->intermediate_elems =
-            base->intermediate_elems * (base->double_wide && !layer->owns_kv ? 2 : 1);
-        code = read_override(source, overrides, config, i, layer, err);
-        if (code == ERR_OK) {
-            code = check_layer(config, i, err);
-        }
+        layer->intermediate_elems = base->intermediate_elems;
+    }
+    enum err_code code = read_overrides(source, config, err);
+    for (uint32_t i = 0; code == ERR_OK && i < config->layer_count; i++) {
+        struct model_layer *layer = &config->layers[i];
+        layer->intermediate_elems *= base->double_wide && !layer->owns_kv ? 2 : 1;
+        code = check_layer(config, i, err);
     }
     return code;
 }

@@ -218,13 +218,15 @@ static const uint16_t **slot_at(void *object, size_t offset)
     return (const uint16_t **)(void *)((char *)object + offset);
 }
 
-/* Without a prefix.  A copy of the embedding in a tied model's file is checked and not read. */
+/* Beside the text model.  A copy of the embedding in a tied model's file is checked and not read. */
 static void plan_lm_head(struct plan *plan)
 {
+    static const char nested[] = "language_model.lm_head.weight";
     const char *name = lm_head_row.name;
     const struct st_tensor want = {
         .rank = 2, .dims = {plan->config->info.vocab_tokens, plan->config->hidden_elems}};
     const struct st_tensor *tensor = find(plan, name);
+    tensor = tensor != NULL ? tensor : find(plan, nested);
     if (tensor == NULL) {
         if (!plan->config->tied_lm_head) {
             faults_add(&plan->faults, "%s is missing and tie_word_embeddings is false", name);
@@ -250,13 +252,28 @@ static void find_unexpected(struct plan *plan)
     }
 }
 
-/* Multimodal checkpoints nest the text model one level deeper than text-only ones. */
+/* What may stand before the names of weights.def: multimodal checkpoints in both orders, text-only
+ * ones, and the bare tower. */
+static const char *const prefixes[] = {"model.language_model.", "language_model.model.", "model.",
+                                       ""};
+
+static bool begins_with(const char *name, const char *prefix, const char *rest)
+{
+    size_t prefix_bytes = strlen(prefix);
+    return strncmp(name, prefix, prefix_bytes) == 0 &&
+           strncmp(name + prefix_bytes, rest, strlen(rest)) == 0;
+}
+
+/* The first prefix under which a layer or the embedding is found. */
 static const char *find_prefix(const struct st_set *set)
 {
-    static const char nested[] = "model.language_model.";
-    for (uint32_t i = 0; i < st_count(set); i++) {
-        if (strncmp(st_at(set, i)->name, nested, sizeof(nested) - 1) == 0) {
-            return nested;
+    for (size_t p = 0; p < sizeof(prefixes) / sizeof(prefixes[0]); p++) {
+        for (uint32_t i = 0; i < st_count(set); i++) {
+            const char *name = st_at(set, i)->name;
+            if (begins_with(name, prefixes[p], "layers.") ||
+                begins_with(name, prefixes[p], "embed_tokens.")) {
+                return prefixes[p];
+            }
         }
     }
     return "model.";

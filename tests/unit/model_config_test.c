@@ -205,7 +205,7 @@ static void test_null_global_heads_fall_back(void)
     test_eq_u64(config.families[RUNNER_FAMILY_GLOBAL].kv_heads, 2);
     test_true(!config.layers[4].k_eq_v);
     config_read_edited("\"global_head_dim\": 512", "\"global_head_dim\": null", &config);
-    test_eq_u64(config.families[RUNNER_FAMILY_GLOBAL].head_dim, 256);
+    test_eq_u64(config.families[RUNNER_FAMILY_GLOBAL].head_dim, 512);
 }
 
 static void test_integers_written_as_reals(void)

@@ -158,13 +158,25 @@ static const char *reason(const struct err *err)
     return at == NULL ? err->message : at + 3;
 }
 
-static void test_loads_both_prefixes(void)
+/* Each beside a tensor of another modality, which is no part of the text model. */
+static const struct {
+    const char *prefix, *extra;
+} prefixes[] = {
+    {"model.", "vision_tower.encoder.layers.0.mlp.up_proj.weight"},
+    {"model.", "model.vision_tower.encoder.layers.0.x"},
+    {"model.language_model.", "model.embed_audio.y"},
+    {"model.language_model.", "model.vision_embedder.pos_embedding"},
+    {"model.language_model.", "model.audio_tower.layers.0.self_attn.q_proj.weight"},
+    {"language_model.model.", "vision_tower.vision_model.embeddings.patch_embedding.weight"},
+    {"language_model.model.", "multi_modal_projector.mm_input_projection_weight"},
+    {"", "embed_vision.embedding_projection.weight"},
+};
+
+static void test_loads_every_prefix(void)
 {
-    static const char *const prefixes[] = {"model.", "model.language_model."};
     struct model_config config = tiny_config();
-    for (size_t i = 0; i < 2; i++) {
-        struct tiny_edit edit = {.prefix = prefixes[i],
-                                 .extra = i == 0 ? "model.vision_tower.x" : "model.embed_audio.y"};
+    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++) {
+        struct tiny_edit edit = {.prefix = prefixes[i].prefix, .extra = prefixes[i].extra};
         struct weights weights;
         struct err err = {0};
         test_ok(load_tiny(&edit, &config, &weights, &err), &err);
@@ -421,7 +433,7 @@ static void test_file_cut_short_after_opening(void)
 }
 
 static const struct test_case cases[] = {
-    TEST(test_loads_both_prefixes),
+    TEST(test_loads_every_prefix),
     TEST(test_loads_golden_checkpoints),
     TEST(test_lm_head),
     TEST(test_all_faults_are_told_at_once),
