@@ -176,7 +176,7 @@ static void on_ready(struct serve *serve)
     }
     serve->was_ready = true;
     listen_address_text(serve->listen_fd, address, sizeof(address));
-    (void)printf("Bezel is ready: http://%s\n", address);
+    (void)printf("Bezel is ready: %s://%s\n", serve->options->tls_cert ? "https" : "http", address);
     (void)fflush(stdout); /* a reader that is gone does not matter */
 }
 

@@ -40,6 +40,11 @@ enum err_code options_parse(int argc, char **argv, struct options *out_options,
         return err_set(err, ERR_ARGUMENT,
                        "MODEL_DIR is missing: bezel-frontend MODEL_DIR [options]");
     }
+    if (!out_options->tls_cert != !out_options->tls_key) {
+        return err_set(err, ERR_ARGUMENT, "%s is given without %s: TLS needs both",
+                       out_options->tls_cert ? "--tls-cert" : "--tls-key",
+                       out_options->tls_cert ? "--tls-key" : "--tls-cert");
+    }
     out_options->model_dir = positional[0];
     return ERR_OK;
 }

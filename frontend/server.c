@@ -22,6 +22,7 @@
 #include "frontend/http_generate.h"
 #include "frontend/http_reply.h"
 #include "frontend/http_route.h"
+#include "frontend/http_tls.h"
 #include "frontend/loop.h"
 
 enum {
@@ -44,6 +45,7 @@ struct server {
     h2o_globalconf_t config;
     h2o_context_t context;
     h2o_accept_ctx_t accept;
+    struct ssl_ctx_st *tls; /* owned; null: plain */
     h2o_socket_t *listener; /* owned; null once draining */
     bool is_open;
     bool is_paused; /* not accepting: too many connections or descriptors */
@@ -186,6 +188,7 @@ static void configure(struct server *server)
     config->max_request_entity_size = ((size_t)options->max_body_mb << 20) + BODY_SLACK_BYTES;
     config->http1.req_timeout = options->keep_alive_s * 1000ULL;
     config->http2.idle_timeout = options->keep_alive_s * 1000ULL;
+    config->handshake_timeout = options->header_timeout_s * 1000ULL;
     h2o_hostconf_t *host =
         h2o_config_register_host(config, h2o_iovec_init(H2O_STRLIT("default")), 65535);
     h2o_pathconf_t *path = h2o_config_register_path(host, "/", 0);
@@ -203,18 +206,29 @@ enum err_code server_create(struct app *app, int listen_fd, struct server **out_
         return err_set(err, ERR_ARGUMENT, "descriptor %d is not a listening socket", listen_fd);
     }
     struct http_conns *conns = NULL;
-    enum err_code code = http_conns_create(app, &conns, err);
+    struct ssl_ctx_st *tls = NULL;
+    const struct options *options = app->options;
+    enum err_code code = ERR_OK;
+    if (options->tls_cert) {
+        code = http_tls_create(options->tls_cert, options->tls_key, &tls, err);
+    }
+    if (!code) {
+        code = http_conns_create(app, &conns, err);
+    }
     if (code) {
+        http_tls_destroy(tls);
         return code;
     }
     struct server *server = mem_zalloc(1, sizeof(*server));
     server->app = app;
+    server->tls = tls;
     app->conns = conns;
     server->calls = http_calls_create(app);
     configure(server);
     h2o_context_init(&server->context, loop_h2o(app->loop), &server->config);
     server->accept.ctx = &server->context;
     server->accept.hosts = server->config.hosts;
+    server->accept.ssl_ctx = tls;
     set_socket_options(listen_fd);
     server->listener =
         h2o_evloop_socket_create(loop_h2o(app->loop), listen_fd, H2O_SOCKET_FLAG_DONT_READ);
@@ -300,6 +314,7 @@ void server_destroy(struct server *server)
     http_conns_destroy(app->conns);
     app->conns = NULL;
     http_calls_destroy(server->calls);
+    http_tls_destroy(server->tls);
     mem_free(server);
 }
 

@@ -15,7 +15,7 @@ ERR_NODISCARD enum err_code server_listen(const char *host, uint32_t port, int *
                                           uint32_t *out_port, struct err *err);
 
 /* Will serve app on listen_fd (taken), a listening socket.  Errors: ERR_ARGUMENT (it is none),
- * ERR_SYSTEM. */
+ * ERR_SYSTEM, those of http_tls_create. */
 ERR_NODISCARD enum err_code server_create(struct app *app, int listen_fd,
                                           struct server **out_server, struct err *err);
 /* Accept from now on; until then connections wait in the backlog.  Does nothing the second time. */

@@ -23,7 +23,7 @@ class Server:
         seen = []
         for line in self.process.stdout:
             seen.append(line)
-            match = re.search(r"ready: (http://\S+)", line)
+            match = re.search(r"ready: (https?://\S+)", line)
             if match:
                 self.url = match[1]
                 self.drain()
