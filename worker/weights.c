@@ -1,4 +1,4 @@
-#include "worker/weights.h"
+#include "worker/weights_internal.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -7,10 +7,8 @@
 
 #include "common/mem.h"
 #include "common/num.h"
-#include "worker/faults.h"
 
 enum {
-    MAX_NAME_BYTES = 256,
     MAX_DIMS = 3
 };
 
@@ -83,26 +81,6 @@ enum {
     LAYER_ROWS = sizeof(layer_rows) / sizeof(layer_rows[0])
 };
 
-/* One tensor to load: where from, where to, which pointer gets its address. */
-struct entry {
-    const struct st_tensor *tensor; /* borrowed from the set */
-    const uint16_t **slot;          /* borrowed from the weights */
-    uint64_t offset_bytes;
-};
-
-struct plan {
-    const struct model_config *config;
-    const struct st_set *set;
-    const char *prefix;
-    struct weights *weights;
-    struct entry *entries; /* owned */
-    uint32_t count;
-    uint64_t block_bytes; /* padding of every tensor included */
-    uint64_t data_bytes;
-    bool *known; /* owned, [tensors of the set]: the model knows this one */
-    struct faults faults;
-};
-
 static uint64_t dim_elems(const struct model_config *config, const struct model_layer *layer,
                           enum weights_dim dim)
 {
@@ -148,9 +126,8 @@ static enum need row_need(const struct model_config *config, const struct model_
     return NEED_NO;
 }
 
-/* Compares with want, whose dims are set; adds what is wrong. */
-static bool check_tensor(struct plan *plan, const struct st_tensor *tensor,
-                         const struct st_tensor *want, const char *short_name)
+bool weights_plan_check(struct weights_plan *plan, const struct st_tensor *tensor,
+                        const struct st_tensor *want, const char *short_name)
 {
     char got_text[96];
     char want_text[96];
@@ -169,7 +146,7 @@ static bool check_tensor(struct plan *plan, const struct st_tensor *tensor,
     return true;
 }
 
-static const struct st_tensor *find(struct plan *plan, const char *name)
+static const struct st_tensor *find(struct weights_plan *plan, const char *name)
 {
     const struct st_tensor *tensor = st_find(plan->set, name);
     if (tensor != NULL) {
@@ -178,26 +155,38 @@ static const struct st_tensor *find(struct plan *plan, const char *name)
     return tensor;
 }
 
-static void add_entry(struct plan *plan, const struct st_tensor *tensor, const uint16_t **slot)
+const struct st_tensor *weights_plan_find(struct weights_plan *plan, const char *short_name)
+{
+    char name[WEIGHTS_MAX_NAME_BYTES];
+    (void)snprintf(name, sizeof(name), "%s%s", plan->prefix, short_name); /* fits */
+    return find(plan, name);
+}
+
+void weights_plan_add(struct weights_plan *plan, const struct st_tensor *tensor,
+                      const uint16_t **slot, uint64_t offset_bytes)
 {
     plan->entries[plan->count++] =
-        (struct entry){.tensor = tensor, .slot = slot, .offset_bytes = plan->block_bytes};
-    plan->block_bytes += num_align_up(tensor->byte_count, WEIGHTS_ALIGN_BYTES);
+        (struct weights_entry){.tensor = tensor, .slot = slot, .offset_bytes = offset_bytes};
     plan->data_bytes += tensor->byte_count;
 }
 
-/* layer is null for a global row; short_name is what messages call the tensor. */
-static void plan_row(struct plan *plan, const struct row *row, const struct model_layer *layer,
-                     const char *short_name, const uint16_t **slot)
+static void add_entry(struct weights_plan *plan, const struct st_tensor *tensor,
+                      const uint16_t **slot)
 {
-    char name[MAX_NAME_BYTES];
+    weights_plan_add(plan, tensor, slot, plan->block_bytes);
+    plan->block_bytes += num_align_up(tensor->byte_count, WEIGHTS_ALIGN_BYTES);
+}
+
+/* layer is null for a global row; short_name is what messages call the tensor. */
+static void plan_row(struct weights_plan *plan, const struct row *row,
+                     const struct model_layer *layer, const char *short_name, const uint16_t **slot)
+{
     struct st_tensor want = {0};
     enum need need = row_need(plan->config, layer, row->when);
     if (need == NEED_NO) {
         return;
     }
-    (void)snprintf(name, sizeof(name), "%s%s", plan->prefix, short_name); /* fits */
-    const struct st_tensor *tensor = find(plan, name);
+    const struct st_tensor *tensor = weights_plan_find(plan, short_name);
     if (need == NEED_IGNORED) {
         return;
     }
@@ -208,7 +197,7 @@ static void plan_row(struct plan *plan, const struct row *row, const struct mode
     for (int i = 0; i < MAX_DIMS && row->dims[i] != WEIGHTS_DIM_NONE; i++) {
         want.dims[want.rank++] = dim_elems(plan->config, layer, row->dims[i]);
     }
-    if (check_tensor(plan, tensor, &want, short_name)) {
+    if (weights_plan_check(plan, tensor, &want, short_name)) {
         add_entry(plan, tensor, slot);
     }
 }
@@ -219,7 +208,7 @@ static const uint16_t **slot_at(void *object, size_t offset)
 }
 
 /* Beside the text model.  A copy of the embedding in a tied model's file is checked and not read. */
-static void plan_lm_head(struct plan *plan)
+static void plan_lm_head(struct weights_plan *plan)
 {
     static const char nested[] = "language_model.lm_head.weight";
     const char *name = lm_head_row.name;
@@ -233,15 +222,15 @@ static void plan_lm_head(struct plan *plan)
         }
         return;
     }
-    if (check_tensor(plan, tensor, &want, name) && !plan->config->tied_lm_head) {
+    if (weights_plan_check(plan, tensor, &want, name) && !plan->config->tied_lm_head) {
         add_entry(plan, tensor, &plan->weights->lm_head);
     }
 }
 
 /* A tensor of a layer that the config does not have: another model than the one described. */
-static void find_unexpected(struct plan *plan)
+static void find_unexpected(struct weights_plan *plan)
 {
-    char layers[MAX_NAME_BYTES];
+    char layers[WEIGHTS_MAX_NAME_BYTES];
     (void)snprintf(layers, sizeof(layers), "%slayers.", plan->prefix); /* fits */
     for (uint32_t i = 0; i < st_count(plan->set); i++) {
         const char *name = st_at(plan->set, i)->name;
@@ -279,7 +268,31 @@ static const char *find_prefix(const struct st_set *set)
     return "model.";
 }
 
-static void plan_all(struct plan *plan)
+/* The tensors of a layer's experts, all in one or one for each. */
+static bool is_of_experts(const struct row *row, bool *out_is_down)
+{
+    *out_is_down = row->slot_offset == offsetof(struct weights_layer, experts_down);
+    return *out_is_down || row->slot_offset == offsetof(struct weights_layer, experts_gate_up);
+}
+
+static void plan_layer(struct weights_plan *plan, uint32_t index)
+{
+    bool has_split = plan->config->experts > 0 && weights_experts_are_split(plan, index);
+    for (uint32_t j = 0; j < LAYER_ROWS; j++) {
+        const struct row *row = &layer_rows[j];
+        const uint16_t **slot = slot_at(&plan->weights->layers[index], row->slot_offset);
+        char short_name[WEIGHTS_MAX_NAME_BYTES / 2];
+        bool is_down = false;
+        if (has_split && is_of_experts(row, &is_down)) {
+            weights_experts_plan(plan, index, is_down, slot);
+            continue;
+        }
+        (void)snprintf(short_name, sizeof(short_name), "layers.%u.%s", index, row->name);
+        plan_row(plan, row, &plan->config->layers[index], short_name, slot);
+    }
+}
+
+static void plan_all(struct weights_plan *plan)
 {
     struct weights *weights = plan->weights;
     for (uint32_t i = 0; i < GLOBAL_ROWS; i++) {
@@ -287,28 +300,24 @@ static void plan_all(struct plan *plan)
                  slot_at(weights, global_rows[i].slot_offset));
     }
     for (uint32_t i = 0; i < plan->config->layer_count; i++) {
-        for (uint32_t j = 0; j < LAYER_ROWS; j++) {
-            char short_name[MAX_NAME_BYTES / 2];
-            (void)snprintf(short_name, sizeof(short_name), "layers.%u.%s", i, layer_rows[j].name);
-            plan_row(plan, &layer_rows[j], &plan->config->layers[i], short_name,
-                     slot_at(&weights->layers[i], layer_rows[j].slot_offset));
-        }
+        plan_layer(plan, i);
     }
     plan_lm_head(plan);
     find_unexpected(plan);
 }
 
-static void plan_fini(struct plan *plan)
+static void plan_fini(struct weights_plan *plan)
 {
     mem_free(plan->known);
     mem_free(plan->entries);
 }
 
 /* What to load, faults included.  weights->layers is allocated; pointers are filled later. */
-static void plan_make(struct plan *plan, const struct model_config *config,
+static void plan_make(struct weights_plan *plan, const struct model_config *config,
                       const struct st_set *set, struct weights *weights)
 {
-    size_t most_entries = GLOBAL_ROWS + 1 + (size_t)LAYER_ROWS * config->layer_count;
+    size_t most_entries =
+        GLOBAL_ROWS + 1 + (LAYER_ROWS + weights_experts_most_entries(config)) * config->layer_count;
     plan->config = config;
     plan->set = set;
     plan->prefix = find_prefix(set);
@@ -318,10 +327,10 @@ static void plan_make(struct plan *plan, const struct model_config *config,
     plan_all(plan);
 }
 
-static enum err_code plan_init(struct plan *plan, const struct model_config *config,
+static enum err_code plan_init(struct weights_plan *plan, const struct model_config *config,
                                const struct st_set *set, struct weights *weights, struct err *err)
 {
-    *plan = (struct plan){0};
+    *plan = (struct weights_plan){0};
     plan_make(plan, config, set, weights);
     enum err_code code = faults_result(&plan->faults, ERR_CONFIG, "faulty tensor", err);
     if (code != ERR_OK) {
@@ -340,7 +349,7 @@ enum err_code weights_check(const struct model_config *config, const struct st_s
                             uint64_t *out_bytes, struct err *err)
 {
     struct weights unused;
-    struct plan plan;
+    struct weights_plan plan;
     weights_init(&unused, config);
     enum err_code code = plan_init(&plan, config, set, &unused, err);
     if (code == ERR_OK) {
@@ -355,7 +364,7 @@ uint32_t weights_check_each(const struct model_config *config, const struct st_s
                             void (*on_fault)(void *owner, const char *clause), void *owner)
 {
     struct weights unused;
-    struct plan plan = {.faults = {.on_fault = on_fault, .owner = owner}};
+    struct weights_plan plan = {.faults = {.on_fault = on_fault, .owner = owner}};
     weights_init(&unused, config);
     plan_make(&plan, config, set, &unused);
     plan_fini(&plan);
@@ -365,13 +374,13 @@ uint32_t weights_check_each(const struct model_config *config, const struct st_s
 
 /* One part of a tensor, at most WEIGHTS_PROGRESS_BYTES. */
 struct part {
-    const struct entry *entry;
+    const struct weights_entry *entry;
     uint64_t start_bytes; /* within the tensor */
     size_t byte_count;
 };
 
 /* Straight into host memory, or by way of a bounce buffer. */
-static enum err_code load_part(const struct plan *plan, const struct part *part,
+static enum err_code load_part(const struct weights_plan *plan, const struct part *part,
                                const struct weights_store *store, unsigned char *bounce,
                                struct err *err)
 {
@@ -387,7 +396,8 @@ static enum err_code load_part(const struct plan *plan, const struct part *part,
     return code;
 }
 
-static enum err_code load_entries(const struct plan *plan, const struct weights_store *store,
+static enum err_code load_entries(const struct weights_plan *plan,
+                                  const struct weights_store *store,
                                   const struct weights_progress *progress, struct err *err)
 {
     enum err_code code = ERR_OK;
@@ -395,7 +405,7 @@ static enum err_code load_entries(const struct plan *plan, const struct weights_
     bool has_own = store->write != NULL && store->buffer == NULL;
     unsigned char *bounce = has_own ? mem_zalloc(WEIGHTS_PROGRESS_BYTES, 1) : NULL;
     for (uint32_t i = 0; code == ERR_OK && i < plan->count; i++) {
-        const struct entry *entry = &plan->entries[i];
+        const struct weights_entry *entry = &plan->entries[i];
         uint64_t byte_count = entry->tensor->byte_count;
         for (uint64_t done = 0; code == ERR_OK && done < byte_count;) {
             uint64_t rest = byte_count - done;
@@ -410,7 +420,9 @@ static enum err_code load_entries(const struct plan *plan, const struct weights_
                 progress->on_progress(progress->owner, loaded_bytes, plan->data_bytes);
             }
         }
-        *entry->slot = (const uint16_t *)(void *)(store->base + entry->offset_bytes);
+        if (entry->slot != NULL) {
+            *entry->slot = (const uint16_t *)(void *)(store->base + entry->offset_bytes);
+        }
     }
     mem_free(bounce);
     return code;
@@ -422,7 +434,7 @@ enum err_code weights_load(const struct model_config *config, const struct st_se
                            struct err *err)
 {
     struct weights weights;
-    struct plan plan;
+    struct weights_plan plan;
     weights_init(&weights, config);
     enum err_code code = plan_init(&plan, config, set, &weights, err);
     if (code != ERR_OK) {
