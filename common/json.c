@@ -225,6 +225,11 @@ void json_release(struct json_t *value)
     json_decref(value);
 }
 
+struct json_t *json_retain(const struct json_t *value)
+{
+    return json_incref((json_t *)(uintptr_t)value); /* writes the count alone, atomically */
+}
+
 static bool is_big_integer(const json_t *value)
 {
     return json_string_value(value)[0] == BIG_INTEGER_MARK;

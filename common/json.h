@@ -40,6 +40,8 @@ ERR_NODISCARD enum err_code json_parse(const char *text, size_t byte_count, uint
 ERR_NODISCARD enum err_code json_parse_file(const char *path, size_t max_bytes,
                                             struct json_t **out_value, struct err *err);
 void json_release(struct json_t *value); /* null is fine */
+/* Another owner of the same value, for json_release; any thread. */
+struct json_t *json_retain(const struct json_t *value);
 
 enum json_kind json_kind(const struct json_t *value);
 const char *json_kind_text(enum json_kind kind); /* "a string", "an object", ... */

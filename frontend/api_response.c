@@ -5,7 +5,8 @@
 #include <string.h>
 
 #include "common/json.h"
-#include "frontend/chat_parse.h"
+#include "frontend/answer.h"
+#include "frontend/api_message.h"
 
 void api_logprobs_init(struct api_logprobs *logprobs, enum api_route route)
 {
@@ -222,55 +223,14 @@ void api_response_role(const struct api_head *head, uint32_t index, struct buf *
     put_tail(head, out);
 }
 
-static void put_text_member(struct buf *out, const char *name, const struct buf *text)
+static void put_text_member(const struct answer *answer, struct buf *out)
 {
-    buf_printf(out, "\"%s\":", name);
-    json_put_text(out, buf_text(text), text->used_bytes);
-}
-
-/* "tool_calls": [...]; a stream's deltas also carry the index.  Ids are unique to the answer. */
-static void put_calls(const struct api_head *head, const struct api_piece *piece, struct buf *out)
-{
-    const char *unique = strchr(head->id, '-');
-    buf_append_text(out, "\"tool_calls\":[");
-    for (uint32_t i = 0; i < piece->call_count; i++) {
-        const struct chat_call *call = &piece->calls[i];
-        uint32_t index = piece->first_call + i;
-        buf_append_text(out, i > 0 ? ",{" : "{");
-        if (head->is_stream) {
-            buf_printf(out, "\"index\":%u,", index);
-        }
-        buf_printf(out, "\"id\":\"call_%s", unique ? unique + 1 : head->id);
-        if (piece->index > 0) {
-            buf_printf(out, "%uc", piece->index);
-        }
-        buf_printf(out, "%u\",\"type\":\"function\",\"function\":{\"name\":\"%s\",", index,
-                   call->name);
-        buf_append_text(out, "\"arguments\":");
-        json_put_text(out, call->arguments, strlen(call->arguments));
-        buf_append_text(out, "}}");
-    }
-    buf_append_char(out, ']');
-}
-
-static void put_delta(const struct api_head *head, const struct api_piece *piece, struct buf *out)
-{
-    const char *comma = "";
-    buf_append_text(out, "\"delta\":{");
-    if (piece->reasoning->used_bytes > 0) {
-        put_text_member(out, "reasoning_content", piece->reasoning);
-        comma = ",";
-    }
-    if (piece->content->used_bytes > 0) {
-        buf_append_text(out, comma);
-        put_text_member(out, "content", piece->content);
-        comma = ",";
-    }
-    if (piece->call_count > 0) {
-        buf_append_text(out, comma);
-        put_calls(head, piece, out);
-    }
-    buf_append_char(out, '}');
+    struct buf text;
+    buf_init(&text);
+    answer_join(answer, ANSWER_CONTENT, &text);
+    buf_append_text(out, "\"text\":");
+    json_put_text(out, buf_text(&text), text.used_bytes);
+    buf_fini(&text);
 }
 
 void api_response_delta(const struct api_head *head, const struct api_piece *piece,
@@ -279,9 +239,9 @@ void api_response_delta(const struct api_head *head, const struct api_piece *pie
     put_head(head, out);
     buf_printf(out, ",\"choices\":[{\"index\":%u,", piece->index);
     if (head->route == API_ROUTE_CHAT) {
-        put_delta(head, piece, out);
+        api_message_delta(head, piece, out);
     } else {
-        put_text_member(out, "text", piece->content);
+        put_text_member(piece->answer, out);
     }
     const struct api_logprobs *logprobs = piece->logprobs;
     put_logprobs(out, logprobs && logprobs->entry_count > 0 ? logprobs : NULL);
@@ -298,27 +258,6 @@ void api_response_usage(const struct api_head *head, const struct api_usage *usa
     buf_append_char(out, '}');
 }
 
-static void put_message(const struct api_head *head, const struct api_piece *piece, struct buf *out)
-{
-    buf_append_text(out, "\"message\":{\"role\":\"assistant\",");
-    if (piece->call_count > 0 && piece->content->used_bytes == 0) {
-        buf_append_text(out, "\"content\":null");
-    } else {
-        put_text_member(out, "content", piece->content);
-    }
-    buf_append_text(out, ",\"refusal\":null,\"reasoning_content\":");
-    if (piece->reasoning->used_bytes > 0) {
-        json_put_text(out, piece->reasoning->at, piece->reasoning->used_bytes);
-    } else {
-        buf_append_text(out, "null");
-    }
-    if (piece->call_count > 0) {
-        buf_append_char(out, ',');
-        put_calls(head, piece, out);
-    }
-    buf_append_char(out, '}');
-}
-
 void api_response_begin(const struct api_head *head, struct buf *out)
 {
     put_head(head, out);
@@ -330,9 +269,9 @@ void api_response_choice(const struct api_head *head, const struct api_piece *pi
 {
     buf_printf(out, piece->index > 0 ? ",{\"index\":%u," : "{\"index\":%u,", piece->index);
     if (head->route == API_ROUTE_CHAT) {
-        put_message(head, piece, out);
+        api_message_whole(head, piece, out);
     } else {
-        put_text_member(out, "text", piece->content);
+        put_text_member(piece->answer, out);
     }
     put_logprobs(out, piece->logprobs);
     put_token_ids(out, piece->token_ids);

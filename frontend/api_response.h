@@ -13,7 +13,7 @@
 #include "frontend/engine.h"
 #include "frontend/tokenizer.h"
 
-struct chat_call;
+struct answer;
 
 /* What every body of one answer repeats. */
 struct api_head {
@@ -53,14 +53,10 @@ void api_logprobs_add(struct api_logprobs *logprobs, const struct tokenizer *tok
 
 /* New text since the last chunk, or all of it for a whole body. */
 struct api_piece {
-    uint32_t index; /* of the choice */
-    const struct buf *content;
-    const struct buf *reasoning;         /* chat only */
+    uint32_t index;                      /* of the choice */
+    const struct answer *answer;         /* its parts */
     const struct api_logprobs *logprobs; /* null: none */
     const struct buf *token_ids;         /* elements of an array; null: not shown */
-    const struct chat_call *calls;       /* [call_count]; chat only */
-    uint32_t call_count;
-    uint32_t first_call; /* index of calls[0] among all of the answer */
 };
 
 enum api_finish {

@@ -39,7 +39,7 @@ static void finish(struct http_choice *choice, enum api_finish finish)
         return;
     }
     output_finish(&choice->output);
-    if (finish == API_FINISH_STOP && choice->output.parse.call_count > 0) {
+    if (finish == API_FINISH_STOP && output_has_call(&choice->output)) {
         finish = API_FINISH_TOOL_CALLS;
     }
     choice->finish = finish;

@@ -13,16 +13,18 @@ enum err_code output_init(struct output *output, const struct api_request *reque
     output->pair_count = request->pair_count;
     output->stop_id_count = plan->admit.stop_ids.count;
     memcpy(output->stop_ids, plan->stop_ids, sizeof(output->stop_ids));
-    buf_init(&output->raw);
+    answer_init(&output->raw);
+    buf_init(&output->text);
     buf_init(&output->content);
-    buf_init(&output->reasoning);
+    answer_init(&output->answer);
     buf_init(&output->token_ids);
     output->wants_token_ids = request->return_token_ids || !tokenizer;
     api_logprobs_init(&output->logprobs, request->route);
     stop_init(&output->stop, request->include_stop);
     if (tokenizer && request->route == API_ROUTE_CHAT) {
         chat_parse_init(&output->parse, markers, tokenizer, plan->admit.prompt.at,
-                        plan->admit.prompt.count, request->tools != NULL);
+                        plan->admit.prompt.count, request->tools);
+        output->is_single_call = request->has_parallel_calls && !request->parallel_calls;
         output->has_parse = true;
     } else if (tokenizer) {
         detok_init(&output->detok, tokenizer, true);
@@ -44,9 +46,10 @@ void output_fini(struct output *output)
     }
     stop_fini(&output->stop);
     api_logprobs_fini(&output->logprobs);
-    buf_fini(&output->raw);
+    answer_fini(&output->raw);
+    buf_fini(&output->text);
     buf_fini(&output->content);
-    buf_fini(&output->reasoning);
+    answer_fini(&output->answer);
     buf_fini(&output->token_ids);
 }
 
@@ -60,15 +63,41 @@ static bool is_stop_id(const struct output *output, uint32_t token)
     return false;
 }
 
-/* Text that passed the parser goes through the stop strings; reasoning does not. */
+static void put_content(struct output *output)
+{
+    answer_put(&output->answer, ANSWER_CONTENT, 0, buf_text(&output->content),
+               output->content.used_bytes);
+    buf_reset(&output->content);
+}
+
+/* Content goes through the stop strings.  They match within a run of content: what the model wrote
+ * in between, a thought or a call, is no part of the text that a user sees. */
+static void take_part(struct output *output, const struct answer_part *part)
+{
+    const char *text = answer_part_text(&output->raw, part);
+    uint32_t matched = 0;
+    if (part->kind == ANSWER_CONTENT) {
+        output->has_matched =
+            stop_push(&output->stop, text, part->byte_count, &output->content, &matched);
+        put_content(output);
+        return;
+    }
+    stop_finish(&output->stop, &output->content);
+    put_content(output);
+    answer_put(&output->answer, part->kind, part->call_index, text, part->byte_count);
+    output->has_matched = part->kind == ANSWER_CALL_END && output->is_single_call;
+}
+
 static void take_raw(struct output *output)
 {
-    uint32_t matched = 0;
-    if (output->raw.used_bytes > 0 && !output->has_matched) {
-        output->has_matched = stop_push(&output->stop, output->raw.at, output->raw.used_bytes,
-                                        &output->content, &matched);
+    if (output->text.used_bytes > 0) {
+        answer_put(&output->raw, ANSWER_CONTENT, 0, output->text.at, output->text.used_bytes);
+        buf_reset(&output->text);
     }
-    buf_reset(&output->raw);
+    for (uint32_t i = 0; i < output->raw.part_count && !output->has_matched; i++) {
+        take_part(output, &output->raw.parts[i]);
+    }
+    answer_reset(&output->raw);
 }
 
 bool output_push(struct output *output, const struct engine_event *event)
@@ -86,11 +115,10 @@ bool output_push(struct output *output, const struct engine_event *event)
     }
     bool is_content = true;
     if (output->has_parse) {
-        is_content =
-            chat_parse_push(&output->parse, event->token, &output->raw, &output->reasoning);
+        is_content = chat_parse_push(&output->parse, event->token, &output->raw);
         output->reasoning_count += output->parse.state == CHAT_PARSE_REASONING;
     } else if (output->tokenizer) {
-        detok_push(&output->detok, event->token, &output->raw);
+        detok_push(&output->detok, event->token, &output->text);
     }
     if (output->wants_logprobs && is_content) {
         api_logprobs_add(&output->logprobs, output->tokenizer, event, output->pair_count);
@@ -105,51 +133,49 @@ void output_finish(struct output *output)
         return;
     }
     if (output->has_parse) {
-        chat_parse_finish(&output->parse, &output->raw, &output->reasoning);
+        chat_parse_finish(&output->parse, &output->raw);
     } else if (output->tokenizer) {
-        detok_finish(&output->detok, &output->raw);
+        detok_finish(&output->detok, &output->text);
     }
     take_raw(output);
     if (!output->has_matched) {
         stop_finish(&output->stop, &output->content);
+        put_content(output);
     }
+}
+
+bool output_has_call(const struct output *output)
+{
+    return output->has_parse && output->parse.whole_count > 0;
 }
 
 bool output_has_piece(const struct output *output)
 {
-    return output->content.used_bytes > 0 || output->reasoning.used_bytes > 0 ||
-           output->logprobs.entry_count > 0 || output->token_ids.used_bytes > 0 ||
-           output->parse.call_count > output->shown_calls;
+    return output->answer.part_count > 0 || output->logprobs.entry_count > 0 ||
+           output->token_ids.used_bytes > 0;
 }
 
 struct api_piece output_piece(const struct output *output)
 {
     return (struct api_piece){
         .index = output->index,
-        .content = &output->content,
-        .reasoning = &output->reasoning,
+        .answer = &output->answer,
         .logprobs = output->wants_logprobs ? &output->logprobs : NULL,
         .token_ids = output->wants_token_ids ? &output->token_ids : NULL,
-        .calls = output->parse.calls ? output->parse.calls + output->shown_calls : NULL,
-        .call_count = output->parse.call_count - output->shown_calls,
-        .first_call = output->shown_calls,
     };
 }
 
 void output_reset(struct output *output)
 {
-    buf_reset(&output->content);
-    buf_reset(&output->reasoning);
+    answer_reset(&output->answer);
     buf_reset(&output->token_ids);
     api_logprobs_reset(&output->logprobs);
-    output->shown_calls = output->parse.call_count;
 }
 
 size_t output_held_bytes(const struct output *output)
 {
     const struct api_logprobs *logprobs = &output->logprobs;
-    return output->content.used_bytes + output->reasoning.used_bytes +
-           output->token_ids.used_bytes + logprobs->content.used_bytes +
-           logprobs->tokens.used_bytes + logprobs->values.used_bytes + logprobs->tops.used_bytes +
-           logprobs->offsets.used_bytes;
+    return output->answer.text.used_bytes + output->token_ids.used_bytes +
+           logprobs->content.used_bytes + logprobs->tokens.used_bytes +
+           logprobs->values.used_bytes + logprobs->tops.used_bytes + logprobs->offsets.used_bytes;
 }

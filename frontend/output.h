@@ -1,4 +1,4 @@
-/* Output tokens of one request into what its answer shows: text, reasoning, logprobs.
+/* Output tokens of one request into what its answer shows: text, reasoning, calls, logprobs.
  *
  * Joins detokenizer, chat parser, stop strings and logprobs.  Without a tokenizer (a checkpoint of
  * token ids only) there is no text and the ids are the output.  One thread at a time. */
@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "common/buf.h"
+#include "frontend/answer.h"
 #include "frontend/api_plan.h"
 #include "frontend/api_request.h"
 #include "frontend/api_response.h"
@@ -23,18 +24,19 @@ struct output {
     struct detok detok;                /* completions */
     struct chat_parse parse;           /* chat */
     bool has_parse;
-    uint32_t shown_calls; /* of parse.calls, by the pieces before output_reset */
     struct stop stop;
-    bool has_matched; /* a stop string has ended the output */
+    bool is_single_call; /* no call but the first */
+    bool has_matched;    /* a stop string or a call has ended the output */
     uint32_t stop_ids[PLAN_MAX_STOP_IDS];
     uint32_t stop_id_count;
     uint32_t token_count;
     uint32_t reasoning_count;
     uint32_t pair_count; /* logprob pairs to show */
     bool wants_logprobs;
-    struct buf raw;     /* content before stop strings, of one push */
-    struct buf content; /* since output_reset */
-    struct buf reasoning;
+    struct answer raw;    /* before stop strings, of one push */
+    struct buf text;      /* completions: of one push */
+    struct buf content;   /* past the stop strings, of one push */
+    struct answer answer; /* since output_reset */
     struct api_logprobs logprobs;
     bool wants_token_ids;
     struct buf token_ids; /* elements of a JSON array, stop ids included */
@@ -48,14 +50,17 @@ ERR_NODISCARD enum err_code output_init(struct output *output, const struct api_
                                         const struct chat_markers *markers, struct err *err);
 void output_fini(struct output *output);
 
-/* Take a TOKEN event.  True when a stop string has matched: the request is to be cancelled and
- * further tokens are ignored. */
+/* Take a TOKEN event.  True when the answer is complete, by a stop string or by the one call it may
+ * hold: the request is to be cancelled and further tokens are ignored. */
 bool output_push(struct output *output, const struct engine_event *event);
 
 /* The output has ended: release what was held back. */
 void output_finish(struct output *output);
 
-/* Text or logprobs have come since the last reset. */
+/* The answer holds a call that ended. */
+bool output_has_call(const struct output *output);
+
+/* Text, a call or logprobs have come since the last reset. */
 bool output_has_piece(const struct output *output);
 struct api_piece output_piece(const struct output *output);
 void output_reset(struct output *output);

@@ -59,12 +59,12 @@ static void push_text(struct rig *rig, const char *text, struct buf *joined, boo
         struct engine_event event = {.kind = ENGINE_EVENT_TOKEN, .token = ids.at[i]};
         has_matched = output_push(&rig->output, &event);
         if (by_piece) {
-            buf_append_text(joined, buf_text(&rig->output.content));
+            answer_join(&rig->output.answer, ANSWER_CONTENT, joined);
             output_reset(&rig->output);
         }
     }
     output_finish(&rig->output);
-    buf_append_text(joined, buf_text(&rig->output.content));
+    answer_join(&rig->output.answer, ANSWER_CONTENT, joined);
     tok_ids_fini(&ids);
 }
 
@@ -124,7 +124,11 @@ static void test_reasoning_is_apart_and_counted(void)
     open_rig(&rig, API_ROUTE_CHAT, "{\"messages\":[{}],\"stop\":\"secret\"}", true);
     push_text(&rig, "<|channel>thought\na secret<channel|>open", &joined, false);
     test_eq_str(buf_text(&joined), "open");
-    test_eq_str(buf_text(&rig.output.reasoning), "a secret"); /* stop strings are for content */
+    struct buf reasoning;
+    buf_init(&reasoning);
+    answer_join(&rig.output.answer, ANSWER_REASONING, &reasoning);
+    test_eq_str(buf_text(&reasoning), "a secret"); /* stop strings are for content */
+    buf_fini(&reasoning);
     test_true(rig.output.reasoning_count > 0);
     test_true(rig.output.reasoning_count < rig.output.token_count);
     close_rig(&rig);
@@ -147,7 +151,7 @@ static void test_calls_whole_and_streamed(void)
         struct api_usage usage = {0};
         struct api_piece piece = output_piece(&rig.output);
         test_true(output_has_piece(&rig.output));
-        test_eq_u64(piece.call_count, 2);
+        test_true(output_has_call(&rig.output));
         if (is_stream) {
             api_response_delta(&head, &piece, API_FINISH_NONE, &json);
         } else {
@@ -206,7 +210,7 @@ static void test_logprobs_of_bytes(void)
     test_true(strstr(buf_text(&rig.output.logprobs.content), "\"bytes\":[240]"));
     test_true(strstr(buf_text(&rig.output.logprobs.content), "\"top_logprobs\":[]"));
     /* Not a character yet: no text, but a piece. */
-    test_eq_str(buf_text(&rig.output.content), "");
+    test_eq_u64(rig.output.answer.part_count, 0);
     test_true(output_has_piece(&rig.output));
     test_true(output_held_bytes(&rig.output) > 0);
     output_reset(&rig.output);
