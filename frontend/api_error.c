@@ -127,6 +127,7 @@ const char *api_error_reason(int status)
         {413, "Content Too Large"},
         {417, "Expectation Failed"},
         {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
         {500, "Internal Server Error"},
         {503, "Service Unavailable"},
     };

@@ -10,6 +10,7 @@
 #include <h2o.h>
 
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "frontend/app.h"
 #include "frontend/loop.h"
@@ -29,6 +30,8 @@ struct http_conn {
     struct http_conn_guest *guests;
     uint64_t header_since_ns; /* a request's header began; 0 none */
     uint64_t linger_until_ns;
+    uint64_t resets_since_ns;
+    uint32_t reset_count; /* within a second from then on */
     bool is_gone;
     bool must_linger;
 };
@@ -273,6 +276,23 @@ void http_conn_remove_guest(struct http_conn_guest *guest)
 void http_conn_shut(struct http_conn *conn)
 {
     (void)shutdown(conn->fd, SHUT_RDWR); /* fails where the peer has reset: then h2o sees that */
+}
+
+void http_conn_count_reset(struct http_conn *conn)
+{
+    struct app *app = conn->conns->app;
+    uint64_t now_ns = clock_now_ns();
+    if (now_ns - conn->resets_since_ns > CLOCK_NS_PER_SEC) {
+        conn->resets_since_ns = now_ns;
+        conn->reset_count = 0;
+    }
+    conn->reset_count++;
+    if (conn->reset_count == app->options->max_resets_per_s + 1) {
+        app->metrics.reset_floods++;
+        log_warn("http", "too_many_resets", "in_a_second=%u limit=%u", conn->reset_count,
+                 app->options->max_resets_per_s);
+        http_conn_shut(conn);
+    }
 }
 
 void http_conn_linger(struct http_conn *conn)

@@ -55,6 +55,9 @@ void http_conn_remove_guest(struct http_conn_guest *guest);
 /* Make reads and writes on the socket fail, so that h2o drops it. */
 void http_conn_shut(struct http_conn *conn);
 
+/* An HTTP/2 client took a request back.  A connection with more than --max-resets-per-s is shut. */
+void http_conn_count_reset(struct http_conn *conn);
+
 /* The answer closes the connection while the client is still sending: read on for a while after h2o
  * has closed its side, so that a reset does not overtake the answer. */
 void http_conn_linger(struct http_conn *conn);

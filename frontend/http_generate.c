@@ -204,6 +204,9 @@ struct anchor {
 static void on_request_disposed(void *at)
 {
     struct http_call *call = ((struct anchor *)at)->call;
+    if (!call->has_ended && call->request->version >= 0x200) {
+        http_conn_count_reset(http_conn_of(call->request));
+    }
     call->request = NULL;
     call->sse.request = NULL;
     lose_client(call);

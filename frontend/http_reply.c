@@ -7,6 +7,7 @@
 
 #include "frontend/app.h"
 #include "frontend/http_conn.h"
+#include "frontend/http_cors.h"
 
 /* Lives in the request's pool. */
 struct reply {
@@ -60,6 +61,7 @@ void http_reply_prepare(struct app *app, struct st_h2o_req_t *request, const cha
     h2o_iovec_t id = h2o_strdup(&request->pool, request_id, SIZE_MAX);
     h2o_add_header_by_str(&request->pool, &request->res.headers, H2O_STRLIT("x-request-id"), 0,
                           NULL, id.base, id.len);
+    http_cors_mark(app, request);
     request->res.status = status;
     request->res.reason = api_error_reason(status);
     if (app->is_draining) {
@@ -106,6 +108,17 @@ void http_reply_error(struct app *app, struct st_h2o_req_t *request, const char 
                               NULL, value.base, value.len);
     }
     send_body(request, "application/json", &body);
+}
+
+void http_reply_empty(struct app *app, struct st_h2o_req_t *request, int status)
+{
+    static h2o_generator_t generator; /* does nothing: the answer is over with its head */
+    char id[HTTP_REQUEST_ID_BYTES];
+    http_reply_request_id(app, request, id);
+    http_reply_prepare(app, request, id, status);
+    request->res.content_length = 0;
+    h2o_start_response(request, &generator);
+    h2o_send(request, NULL, 0, H2O_SEND_STATE_FINAL);
 }
 
 struct error_filter {

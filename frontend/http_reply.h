@@ -15,8 +15,8 @@ struct st_h2o_req_t;
 void http_reply_request_id(struct app *app, struct st_h2o_req_t *request,
                            char out_id[HTTP_REQUEST_ID_BYTES]);
 
-/* Headers of any answer that is about to start: request id, Connection while draining.  Counts it
- * by status. */
+/* Headers of any answer that is about to start: request id, those that browsers ask for, Connection
+ * while draining.  Counts it by status. */
 void http_reply_prepare(struct app *app, struct st_h2o_req_t *request, const char *request_id,
                         int status);
 
@@ -25,6 +25,9 @@ void http_reply_body(struct app *app, struct st_h2o_req_t *request, const char *
                      const char *content_type, struct buf *body);
 void http_reply_error(struct app *app, struct st_h2o_req_t *request, const char *request_id,
                       const struct api_error *error);
+
+/* Send an answer without a body. */
+void http_reply_empty(struct app *app, struct st_h2o_req_t *request, int status);
 
 /* Give the errors that h2o itself answers with (body too large, malformed request) the API's shape.
  * pathconf lives as long as app. */

@@ -7,6 +7,7 @@
 
 #include "frontend/app.h"
 #include "frontend/http_auth.h"
+#include "frontend/http_cors.h"
 #include "frontend/http_generate.h"
 #include "frontend/http_info.h"
 #include "frontend/http_reply.h"
@@ -107,13 +108,39 @@ static void refuse_method(const struct handler *handler, h2o_req_t *request,
     reply_http_error(handler, request, &error);
 }
 
+/* As HTTP/1 writes it. */
+static size_t header_bytes(const h2o_req_t *request)
+{
+    size_t byte_count = request->input.method.len + request->input.path.len + 12;
+    for (size_t i = 0; i < request->headers.size; i++) {
+        const h2o_header_t *header = &request->headers.entries[i];
+        byte_count += header->name->len + header->value.len + 4;
+    }
+    return byte_count;
+}
+
+static bool is_header_too_large(const struct handler *handler, h2o_req_t *request)
+{
+    struct api_error error;
+    uint32_t limit_kb = handler->app->options->max_header_kb;
+    size_t byte_count = header_bytes(request);
+    if (byte_count <= (size_t)limit_kb << 10) {
+        return false;
+    }
+    api_error_http(&error, 431, "header_too_large", "the header has %zu bytes, at most %u KB",
+                   byte_count, limit_kb);
+    reply_http_error(handler, request, &error);
+    return true;
+}
+
 static int on_request(h2o_handler_t *own, h2o_req_t *request)
 {
     const struct handler *handler = H2O_STRUCT_FROM_MEMBER(struct handler, handler, own);
     const struct options *options = handler->app->options;
     const struct route *route = find_route(&request->path_normalized);
     struct api_error error;
-    if (!http_auth_allow(handler->app, request, route ? route->access : HTTP_ACCESS_KEY)) {
+    if (is_header_too_large(handler, request) || http_cors_take_preflight(handler->app, request) ||
+        !http_auth_allow(handler->app, request, route ? route->access : HTTP_ACCESS_KEY)) {
         return 0;
     }
     if (!route) {

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "frontend/http_cors.h"
+
 static const char *const options_chat_formats[] = {"auto", "large", "small", "none", NULL};
 static const char *const options_log_levels[] = {"error", "warn", "info", "debug", NULL};
 
@@ -45,8 +47,11 @@ enum err_code options_parse(int argc, char **argv, struct options *out_options,
                        out_options->tls_cert ? "--tls-cert" : "--tls-key",
                        out_options->tls_cert ? "--tls-key" : "--tls-cert");
     }
+    if (out_options->cors_origin) {
+        code = http_cors_check(out_options->cors_origin, err);
+    }
     out_options->model_dir = positional[0];
-    return ERR_OK;
+    return code;
 }
 
 void options_help(struct buf *out)

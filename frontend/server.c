@@ -160,9 +160,9 @@ static bool is_listening(int fd)
 
 /* Accepted sockets inherit these.  h2o reads until a socket is drained: a bounded receive buffer
  * bounds what one upload takes of the loop at a time. */
-static void set_socket_options(int fd)
+static void set_socket_options(int fd, const struct options *options)
 {
-    static const struct {
+    const struct {
         int level;
         int name;
         int value;
@@ -172,6 +172,8 @@ static void set_socket_options(int fd)
         {IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S},
         {IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S},
         {IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES},
+        /* Bytes that nobody takes or acknowledges: a peer without room counts, too. */
+        {IPPROTO_TCP, TCP_USER_TIMEOUT, (int)options->write_timeout_s * 1000},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         /* A Unix socket has no probes and needs none. */
@@ -229,7 +231,7 @@ enum err_code server_create(struct app *app, int listen_fd, struct server **out_
     server->accept.ctx = &server->context;
     server->accept.hosts = server->config.hosts;
     server->accept.ssl_ctx = tls;
-    set_socket_options(listen_fd);
+    set_socket_options(listen_fd, options);
     server->listener =
         h2o_evloop_socket_create(loop_h2o(app->loop), listen_fd, H2O_SOCKET_FLAG_DONT_READ);
     server->listener->data = server;

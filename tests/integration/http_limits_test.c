@@ -62,6 +62,61 @@ static void test_slow_readers_are_cancelled(void)
     expect_healthy(&process);
 }
 
+/* A whole answer larger than all buffers on the way, and nobody reads: the connection is dropped. */
+static void test_unread_answers_time_out(void)
+{
+    struct frontend_process process;
+    struct http_client client;
+    const char *arguments[] = {"--write-timeout-s=1", NULL};
+    frontend_process_start_fake(&process, "&step_us=10&context=900000", arguments);
+    http_client_open(&client, process.port);
+    int small = 4096;
+    test_true(setsockopt(client.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)) == 0);
+    http_client_request(&client, "POST", COMPLETIONS, "",
+                        "{\"prompt\":\"a b c\",\"ignore_eos\":true,\"max_tokens\":6000,"
+                        "\"logprobs\":20}");
+    uint64_t deadline_ns = clock_now_ns() + 60 * CLOCK_NS_PER_SEC;
+    while (http_client_metric(process.port, "bezel:requests_finished_total") < 1) {
+        test_true(clock_now_ns() < deadline_ns);
+    }
+    /* The one that asks is left. */
+    while (http_client_metric(process.port, "bezel:http_connections") > 1) {
+        test_true(clock_now_ns() < deadline_ns);
+    }
+    http_client_close(&client);
+    expect_healthy(&process);
+}
+
+static void test_resets_are_bounded(void)
+{
+    struct frontend_process process;
+    struct http2_client quick;
+    struct http2_client patient;
+    const char *body = "{\"prompt\":\"a b c\",\"ignore_eos\":true,\"stream\":true,"
+                       "\"max_tokens\":100000}";
+    const char *arguments[] = {"--max-resets-per-s=20", NULL};
+    frontend_process_start_fake(&process, "&step_us=1000&context=900000", arguments);
+    http2_client_open(&patient, process.port);
+    http2_client_open(&quick, process.port);
+    (void)http2_client_post(&patient, COMPLETIONS, body);
+    for (int i = 0; i < 20; i++) {
+        http2_client_reset_stream(&quick, http2_client_post(&quick, COMPLETIONS, body));
+    }
+    /* As many as allowed: the connection serves on. */
+    (void)http2_client_post(&quick, COMPLETIONS, body);
+    test_true(http2_client_await(&quick, "text_completion"));
+    for (int i = 0; i < 21; i++) {
+        http2_client_reset_stream(&quick, http2_client_post(&quick, COMPLETIONS, body));
+    }
+    test_true(!http2_client_await(&quick, "no such text"));
+    test_eq_u64(http_client_metric(process.port, "bezel:http2_reset_floods_total"), 1);
+    test_true(http2_client_await(&patient, "text_completion")); /* others go on */
+    test_eq_u64(http_client_metric(process.port, "bezel:requests_open"), 1);
+    http2_client_close(&quick);
+    http2_client_close(&patient);
+    expect_healthy(&process);
+}
+
 static void test_dawdling_headers_time_out(void)
 {
     struct frontend_process process;
@@ -258,6 +313,8 @@ static void test_drain_closes_http2(void)
 
 static const struct test_case cases[] = {
     TEST(test_slow_readers_are_cancelled),
+    TEST(test_unread_answers_time_out),
+    TEST(test_resets_are_bounded),
     TEST(test_dawdling_headers_time_out),
     TEST(test_connections_are_bounded),
     TEST(test_pipelined_requests_are_answered_in_order),

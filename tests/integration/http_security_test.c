@@ -1,4 +1,4 @@
-/* API keys and what the routes ask of them, over real sockets. */
+/* API keys, origins and headers: what the routes ask of them, over real sockets. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -145,10 +145,115 @@ static void test_without_a_key_file(void)
     test_eq_u64((uint64_t)frontend_process_stop(&process), 0);
 }
 
+static void expect_header(const struct http_answer *answer, const char *name, const char *want)
+{
+    const char *value = http_answer_header(answer, name);
+    if (want == NULL || value == NULL) {
+        test_true(want == value);
+        return;
+    }
+    test_eq_str(value, want);
+}
+
+/* Who asks with which Origin, and the Access-Control-Allow-Origin that comes back. */
+static const struct {
+    const char *list;
+    const char *origin;
+    const char *allowed;
+} origins[] = {
+    {"https://a.example", "https://a.example", "https://a.example"},
+    {"https://b.example, https://a.example", "https://a.example", "https://a.example"},
+    {"https://a.example", "https://a.example.evil", NULL},
+    {"https://a.example", "http://a.example", NULL},
+    {"https://a.example", "https://a.exampl", NULL},
+    {"http://localhost:3000", "http://localhost:3001", NULL},
+    {"*", "null", "null"},
+    {NULL, "https://a.example", NULL},
+};
+
+static void test_origins(void)
+{
+    static const char *const asked[] = {"GET", "POST", "OPTIONS"};
+    for (size_t i = 0; i < sizeof(origins) / sizeof(origins[0]); i++) {
+        struct frontend_process process;
+        char option[128];
+        char headers[256];
+        (void)snprintf(option, sizeof(option), "--cors-origin=%s", origins[i].list);
+        const char *arguments[] = {origins[i].list ? option : NULL, NULL};
+        frontend_process_start_fake(&process, "", arguments);
+        for (size_t k = 0; k < sizeof(asked) / sizeof(asked[0]); k++) {
+            struct http_answer answer;
+            bool is_preflight = strcmp(asked[k], "OPTIONS") == 0;
+            (void)snprintf(headers, sizeof(headers), "Origin: %s\r\n%s", origins[i].origin,
+                           is_preflight ? "Access-Control-Request-Method: POST\r\n"
+                                          "Access-Control-Request-Headers: authorization, x-b\r\n"
+                                        : "");
+            const char *path = strcmp(asked[k], "GET") == 0 ? "/v1/models" : COMPLETIONS;
+            ask(process.port, asked[k], path, headers, &answer);
+            bool is_refused = is_preflight && !origins[i].list;
+            test_eq_u64((uint64_t)answer.status, is_refused ? 405 : 200);
+            expect_header(&answer, "access-control-allow-origin", origins[i].allowed);
+            expect_header(&answer, "vary", origins[i].list ? "Origin" : NULL);
+            bool is_granted = is_preflight && origins[i].allowed;
+            expect_header(&answer, "access-control-allow-headers",
+                          is_granted ? "authorization, x-b" : NULL);
+            expect_header(&answer, "access-control-allow-methods",
+                          is_granted ? "GET, HEAD, POST, OPTIONS" : NULL);
+            http_answer_fini(&answer);
+        }
+        test_eq_u64((uint64_t)frontend_process_stop(&process), 0);
+    }
+}
+
+/* A script can read why it was refused; the preflight itself carries no key. */
+static void test_origins_and_keys(void)
+{
+    struct frontend_process process;
+    char path[64];
+    char option[96];
+    struct http_answer answer;
+    write_keys(path);
+    (void)snprintf(option, sizeof(option), "--api-key-file=%s", path);
+    const char *arguments[] = {option, "--cors-origin=https://a.example", NULL};
+    frontend_process_start_fake(&process, "", arguments);
+    ask(process.port, "OPTIONS", COMPLETIONS,
+        "Origin: https://a.example\r\nAccess-Control-Request-Method: POST\r\n", &answer);
+    test_eq_u64((uint64_t)answer.status, 200);
+    http_answer_fini(&answer);
+    ask(process.port, "POST", COMPLETIONS, "Origin: https://a.example\r\n", &answer);
+    test_eq_u64((uint64_t)answer.status, 401);
+    expect_header(&answer, "access-control-allow-origin", "https://a.example");
+    http_answer_fini(&answer);
+    test_eq_u64((uint64_t)frontend_process_stop(&process), 0);
+    test_true(unlink(path) == 0);
+}
+
+static void test_headers_are_bounded(void)
+{
+    struct frontend_process process;
+    const char *arguments[] = {"--max-header-kb=4", NULL};
+    frontend_process_start_fake(&process, "", arguments);
+    static const int sizes[] = {3500, 4200, 11000};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct http_answer answer;
+        static char text[12288];
+        int status = sizes[i] < 4096 ? 200 : 431;
+        (void)snprintf(text, sizeof(text), "X-Long: %0*d\r\n", sizes[i], 0);
+        ask(process.port, "POST", COMPLETIONS, text, &answer);
+        test_eq_u64((uint64_t)answer.status, (uint64_t)status);
+        http_answer_fini(&answer);
+        (void)snprintf(text, sizeof(text), "/health?%0*d", sizes[i], 0); /* the path counts */
+        ask(process.port, "GET", text, "", &answer);
+        test_eq_u64((uint64_t)answer.status, (uint64_t)status);
+        http_answer_fini(&answer);
+    }
+    test_eq_u64((uint64_t)frontend_process_stop(&process), 0);
+}
+
 static const struct test_case cases[] = {
-    TEST(test_routes_need_a_key),
-    TEST(test_refusals_have_the_api_shape),
-    TEST(test_without_a_key_file),
+    TEST(test_routes_need_a_key),  TEST(test_refusals_have_the_api_shape),
+    TEST(test_without_a_key_file), TEST(test_origins),
+    TEST(test_origins_and_keys),   TEST(test_headers_are_bounded),
 };
 
 int main(int argc, char **argv)
