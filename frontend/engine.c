@@ -52,6 +52,7 @@ struct engine {
     struct drain *wake_at; /* whose sleep a wake ends; null: the condition's */
     bool is_woken;
     bool is_stopping;
+    bool is_leaving;
     struct mail *mail_first; /* owned */
     struct mail *mail_last;
     uint32_t mail_submits;
@@ -223,6 +224,9 @@ static struct mail *take_mail(struct engine *engine)
     engine->mail_first = NULL;
     engine->mail_last = NULL;
     engine->is_woken = false;
+    if (engine->is_leaving) {
+        sched_set_leaving(engine->sched);
+    }
     (void)pthread_mutex_unlock(&engine->mutex);
     return mail;
 }
@@ -502,6 +506,14 @@ void engine_cancel(struct engine *engine, uint64_t request_id)
     mail->request_id = request_id;
     (void)pthread_mutex_lock(&engine->mutex);
     post_locked(engine, mail);
+    (void)pthread_mutex_unlock(&engine->mutex);
+}
+
+void engine_leave(struct engine *engine)
+{
+    (void)pthread_mutex_lock(&engine->mutex);
+    engine->is_leaving = true;
+    wake_locked(engine);
     (void)pthread_mutex_unlock(&engine->mutex);
 }
 

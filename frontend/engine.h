@@ -82,6 +82,9 @@ ERR_NODISCARD enum err_code engine_submit(struct engine *engine,
 /* FINISHED(CANCEL) follows unless the request has ended already; unknown ids are ignored. */
 void engine_cancel(struct engine *engine, uint64_t request_id);
 
+/* Another frontend accepts what is new: the worker lets what is here end first. */
+void engine_leave(struct engine *engine);
+
 /* A snapshot for /metrics, /ready and validation.
  * requests_arrived = rejected + finished + failed + waiting + running. */
 struct engine_status {

@@ -10,6 +10,9 @@
 #include "common/mem.h"
 #include "frontend/scheduler_internal.h"
 
+/* What waits is told no sooner after it was told last. */
+#define TELL_NS (100 * 1000000ULL)
+
 static uint32_t bucket_of(const struct sched *sched, uint64_t request_id)
 {
     return (uint32_t)(request_id * 0x9e3779b97f4a7c15ULL >> 32) & (sched->bucket_count - 1);
@@ -212,6 +215,23 @@ void sched_cancel(struct sched *sched, uint64_t request_id, uint64_t now_ns)
     sched_leave(sched, req, now_ns);
 }
 
+uint64_t sched_ping(struct sched *sched, uint64_t now_ns)
+{
+    struct sched_session *session = &sched->session;
+    struct account_need waiting = sched_waiting_need(sched);
+    struct plan_message ping = {.type = PLAN_PING,
+                                .as.ping = {.nonce = now_ns,
+                                            .waiting_local_pages = waiting.local_pages,
+                                            .waiting_global_pages = waiting.global_pages,
+                                            .most_steps = sched->limits.depth,
+                                            .is_leaving = sched->is_leaving}};
+    session->told_waiting = waiting;
+    session->told_leaving = sched->is_leaving;
+    session->told_ns = now_ns;
+    session->tell_ns = UINT64_MAX;
+    return sched_send(sched, &ping, now_ns);
+}
+
 static void open_session(struct sched *sched, uint64_t epoch, uint64_t now_ns)
 {
     const struct sched_limits *limits = &sched->limits;
@@ -258,8 +278,7 @@ enum err_code sched_attach(struct sched *sched, const struct hello_welcome *welc
         }
     }
     /* The PONG brings the first figures: nothing is admitted before. */
-    struct plan_message ping = {.type = PLAN_PING, .as.ping.nonce = now_ns};
-    (void)sched_send(sched, &ping, now_ns); /* its number is of no use */
+    (void)sched_ping(sched, now_ns); /* its number is of no use */
     return ERR_OK;
 }
 
@@ -338,6 +357,22 @@ static void end_late_running(struct sched *sched, uint64_t now_ns)
     }
 }
 
+void sched_set_leaving(struct sched *sched)
+{
+    sched->is_leaving = true;
+}
+
+/* The worker divides its pages between two sessions: it has to know what waits here. */
+static void watch_waiting(struct sched *sched)
+{
+    struct sched_session *session = &sched->session;
+    struct account_need need = sched_waiting_need(sched);
+    bool is_told = need.local_pages == session->told_waiting.local_pages &&
+                   need.global_pages == session->told_waiting.global_pages &&
+                   session->told_leaving == sched->is_leaving;
+    session->tell_ns = is_told ? UINT64_MAX : session->told_ns + TELL_NS;
+}
+
 void sched_tick(struct sched *sched, uint64_t now_ns)
 {
     end_late_waiting(sched, now_ns);
@@ -349,9 +384,10 @@ void sched_tick(struct sched *sched, uint64_t now_ns)
     }
     end_late_running(sched, now_ns);
     sched_plan(sched, now_ns);
-    if (now_ns - sched->session.sent_ns >= sched->limits.ping_ns) {
-        struct plan_message ping = {.type = PLAN_PING, .as.ping.nonce = now_ns};
-        (void)sched_send(sched, &ping, now_ns); /* its number is of no use */
+    watch_waiting(sched);
+    if (now_ns - sched->session.sent_ns >= sched->limits.ping_ns ||
+        now_ns >= sched->session.tell_ns) {
+        (void)sched_ping(sched, now_ns); /* its number is of no use */
     }
 }
 
@@ -362,6 +398,7 @@ uint64_t sched_wake_ns(const struct sched *sched)
     if (sched->is_attached) {
         wake_ns = sched->soonest_ns < wake_ns ? sched->soonest_ns : wake_ns;
         other_ns = sched->session.sent_ns + sched->limits.ping_ns;
+        other_ns = sched->session.tell_ns < other_ns ? sched->session.tell_ns : other_ns;
     } else if (sched->queue.waiting.count > 0) {
         other_ns = sched_waiting_until_ns(sched);
     }

@@ -123,6 +123,9 @@ void sched_detach(struct sched *sched, const char *text, uint64_t now_ns);
 ERR_NODISCARD enum err_code sched_record(struct sched *sched, const struct result_record *record,
                                          uint64_t now_ns, struct err *err);
 
+/* Another frontend takes what is new: the worker is told, and lets what is here end first. */
+void sched_set_leaving(struct sched *sched);
+
 /* Call after a batch of inputs, and at sched_wake_ns: deadlines, admissions, plans, PING. */
 void sched_tick(struct sched *sched, uint64_t now_ns);
 

@@ -76,10 +76,14 @@ struct sched_session {
     uint32_t claim_count;
     struct account_need claimed; /* their sum */
 
-    uint64_t release_seq;      /* last RELEASE of a preempted sequence; 0 none */
-    uint64_t busy_seq;         /* last ADMIT that found no slot; 0 none */
-    uint64_t figures_ping_seq; /* PING sent to hear of the effect of either; 0 none */
-    bool has_blocked;          /* the last plan had no page for some row */
+    uint64_t release_seq;             /* last RELEASE of a preempted sequence; 0 none */
+    uint64_t busy_seq;                /* last ADMIT that found no slot; 0 none */
+    uint64_t figures_ping_seq;        /* PING sent to hear of the effect of either; 0 none */
+    bool has_blocked;                 /* the last plan had no page for some row */
+    struct account_need told_waiting; /* by the last PING: pages of who is next in the queue */
+    bool told_leaving;                /* by it too */
+    uint64_t told_ns;                 /* when that was */
+    uint64_t tell_ns; /* either has changed since, and is told then; UINT64_MAX no */
 
     struct wire_row *wire_rows; /* owned: [max_step_rows], of the message being sent */
     uint32_t first_row_skip;    /* decode rows to pass over first: turns when not all fit */
@@ -100,6 +104,7 @@ struct sched {
 
     bool is_attached;
     bool was_attached;
+    bool is_leaving;
     uint64_t lost_ns;
     struct sched_limits limits;
     struct sched_session session; /* valid while attached */
@@ -116,6 +121,9 @@ static inline uint32_t sched_less(uint32_t from, uint32_t amount)
 }
 
 /* scheduler.c */
+
+/* PING, which tells who waits too; its msg_seq. */
+uint64_t sched_ping(struct sched *sched, uint64_t now_ns);
 
 /* The running request of a sequence; null when it is not here any more. */
 struct req *sched_find_sequence(const struct sched *sched, uint64_t seq_id);
@@ -155,6 +163,9 @@ uint64_t sched_waiting_until_ns(const struct sched *sched);
 bool sched_goes_before(const struct req *a, const struct req *b);
 
 void sched_admit_waiting(struct sched *sched, uint64_t now_ns);
+
+/* All that the request which is next in the queue may come to hold; 0 none waits. */
+struct account_need sched_waiting_need(const struct sched *sched);
 
 /* Where rows lack pages that less deserving ones hold: preempt those. */
 void sched_make_room(struct sched *sched, uint64_t now_ns);

@@ -11,7 +11,9 @@
  * goes on in the same way, so all of them end; at most QUEUE_MAX_PASSES + SCHED_MAX_OVERTAKES enter
  * before R meanwhile, beside those that were there before and return.  A preempted request enters
  * again only when its whole recompute fits beside a page for each that runs: the pages that it gave up
- * do not bring it back by themselves. */
+ * do not bring it back by themselves.  While two frontends share a worker one that cannot go on may be
+ * preempted for the other's sake: once for each request that waits there, and those are bounded, since
+ * what is new comes to one of the two only. */
 #include <assert.h>
 #include <stddef.h>
 
@@ -227,6 +229,13 @@ void sched_admit_waiting(struct sched *sched, uint64_t now_ns)
     }
 }
 
+struct account_need sched_waiting_need(const struct sched *sched)
+{
+    const struct req *head = queue_head(&sched->queue);
+    return head == NULL ? (struct account_need){0}
+                        : sched_peak(&sched->limits, head->admit.max_total);
+}
+
 /* ---- preemption ---- */
 
 struct account_need sched_need(const struct sched *sched, const struct req *req, uint32_t tokens)
@@ -268,6 +277,13 @@ static struct req *first_blocked(const struct sched *sched)
     return req;
 }
 
+/* All slots are withheld from those that have some: what waits at the other session needs the pages
+ * that those hold which cannot go on. */
+static bool must_yield(const struct sched_session *session, const struct sched_limits *limits)
+{
+    return session->step_count == 0 && session->figures.slots_withheld >= limits->slots;
+}
+
 static void preempt(struct sched *sched, struct req *req, uint64_t now_ns)
 {
     req_step(req, REQ_EVENT_PREEMPT);
@@ -284,8 +300,7 @@ static void ask_for_figures(struct sched *sched, uint64_t now_ns)
         session->release_seq > session->busy_seq ? session->release_seq : session->busy_seq;
     if (session->step_count == 0 && session->figures.applied < wanted_seq &&
         session->figures_ping_seq < wanted_seq) {
-        struct plan_message ping = {.type = PLAN_PING, .as.ping.nonce = now_ns};
-        session->figures_ping_seq = sched_send(sched, &ping, now_ns);
+        session->figures_ping_seq = sched_ping(sched, now_ns);
     }
 }
 
@@ -324,5 +339,8 @@ void sched_make_room(struct sched *sched, uint64_t now_ns)
         }
         need_add(&coming, &pages);
         preempt(sched, victim, now_ns);
+    }
+    if (!need_fits(&wanted, &coming) && must_yield(session, &sched->limits)) {
+        preempt(sched, blocked, now_ns);
     }
 }

@@ -18,6 +18,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "frontend/app.h"
+#include "frontend/engine.h"
 #include "frontend/http_conn.h"
 #include "frontend/http_generate.h"
 #include "frontend/http_reply.h"
@@ -288,6 +289,7 @@ void server_hand_over(struct server *server)
 {
     if (!server->app->is_draining) {
         drain(server, true);
+        engine_leave(server->app->engine);
     }
 }
 

@@ -3,6 +3,12 @@
 #include <assert.h>
 #include <stddef.h>
 
+#include "common/num.h"
+
+enum {
+    MOST_STEPS = 64 /* outstanding: more are not believed */
+};
+
 static void refuse(struct session *session, uint64_t seq_id, uint64_t msg_seq,
                    const struct err *why)
 {
@@ -150,15 +156,19 @@ static bool apply_release(struct session *session, uint64_t seq_id)
     return true;
 }
 
-static bool apply_ping(struct session *session, uint64_t msg_seq, uint64_t nonce)
+static bool apply_ping(struct session *session, uint64_t msg_seq, const struct plan_ping *ping)
 {
     if (!session_has_room(session, 1)) {
         return false;
     }
     session->applied = msg_seq;
+    session->waiting_pages[RUNNER_FAMILY_LOCAL] = ping->waiting_local_pages;
+    session->waiting_pages[RUNNER_FAMILY_GLOBAL] = ping->waiting_global_pages;
+    session->most_steps = num_min(ping->most_steps, MOST_STEPS);
+    session->is_leaving = ping->is_leaving;
     struct publish_to to = session_to(session);
     struct result_figures figures = session_figures(session);
-    publish_pong(&to, msg_seq, &figures, nonce);
+    publish_pong(&to, msg_seq, &figures, ping->nonce);
     session_note_told(session, &figures);
     return true;
 }
@@ -182,9 +192,7 @@ enum err_code session_apply_next(struct session *session, bool *out_moved, struc
         *out_moved = true;
         break;
     case PLAN_RELEASE: *out_moved = apply_release(session, message->as.release.seq_id); break;
-    case PLAN_PING:
-        *out_moved = apply_ping(session, message->msg_seq, message->as.ping.nonce);
-        break;
+    case PLAN_PING: *out_moved = apply_ping(session, message->msg_seq, &message->as.ping); break;
     }
     if (*out_moved) {
         session->applied = message->msg_seq;

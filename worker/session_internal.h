@@ -40,7 +40,11 @@ struct session {
     struct session_share granted; /* as the younger of two that share; never falls meanwhile */
     struct session_share spare;   /* least that the elder did not need since spare_since_ns */
     uint64_t spare_since_ns;
-    uint32_t held_pages[RUNNER_FAMILY_COUNT]; /* as the pools count its lane */
+    uint32_t most_steps; /* that its frontend has outstanding */
+    bool is_leaving;     /* its frontend has handed over */
+    bool is_held_off;    /* as the younger: the elder lacks pages for one request */
+    uint32_t waiting_pages[RUNNER_FAMILY_COUNT]; /* of who is next in its frontend's queue */
+    uint32_t held_pages[RUNNER_FAMILY_COUNT];    /* as the pools count its lane */
     struct inbox inbox;
     struct seq_index index;
     uint64_t due_msg_seq;       /* of the next message to come */
@@ -93,8 +97,8 @@ uint32_t session_steps_in_flight(const struct session *session);
 /* Grant the younger of two sessions what the elder does not need. */
 void session_settle_shares(struct session_core *core);
 
-/* Whether a reused prefix may take so many pages: they are in the quota, and leave the elder of two
- * what the STEPs need that were sent before its frontend knew of the other. */
+/* Whether a reused prefix may take so many pages: they are in the quota, and leave a session whose
+ * share was cut what the STEPs need that were sent before its frontend knew. */
 bool session_can_pin(struct session *session, const uint32_t pages[RUNNER_FAMILY_COUNT]);
 
 /* As last settled; everything for a session alone. */

@@ -152,6 +152,9 @@ static void hand_over(struct sim *sim, struct random *random)
     sched_get_gate(elder->sched, &gate);
     if (gate.running > 0) {
         report_cover(sim->report, COVER_HAND_OVER);
+        if (sim->world.slots == 1) {
+            report_cover(sim->report, COVER_HAND_OVER_ONE_SLOT);
+        }
     }
     if (random_one_in(random, 2)) { /* what it sends now arrives later */
         submit_many(sim, elder, random);
@@ -160,6 +163,7 @@ static void hand_over(struct sim *sim, struct random *random)
     }
     elder->is_wanted = false;
     elder->is_leaving = true;
+    sched_set_leaving(elder->sched);
     younger->is_wanted = true;
     attach(sim);
     if (random_one_in(random, 2)) {

@@ -89,6 +89,11 @@ static void note_sent(struct front *front, const struct plan_message *message)
                         (unsigned long long)front->slots[slot % slots].last_step_seq);
         }
         client_note_release(front->sim, front, message->as.release.seq_id);
+    } else if (message->type == PLAN_PING) {
+        const struct front *other = &front->sim->fronts[1 - front->index];
+        if (message->as.ping.is_leaving && other->session != NULL && other->epoch < front->epoch) {
+            report_cover(front->sim->report, COVER_LEAVES_ANEW);
+        }
     }
 }
 
@@ -274,6 +279,11 @@ void front_read(struct front *front, uint32_t count)
         if (record.kind == RESULT_STEP_DONE) {
             client_note_step(sim, front);
         }
+    }
+    struct result_figures figures;
+    sched_get_figures(front->sched, &figures);
+    if (figures.slots_withheld == sim->world.slots && sim->world.slots > 1) {
+        report_cover(sim->report, COVER_HELD_OFF);
     }
     front_tick(front);
 }

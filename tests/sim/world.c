@@ -107,22 +107,6 @@ static void draw_weights(struct world *world, struct random *random)
     }
 }
 
-/* The elder of two sessions has room for one full request as long as the younger can have as much:
- * in smaller pools what still waits at the elder may have to wait for the younger's end. */
-static bool can_hand_over(const struct world *world)
-{
-    const struct runner_limits *limits = &world->limits;
-    const struct account_geometry geometry = {
-        .page_tokens = limits->page_tokens,
-        .window_tokens = limits->window_tokens,
-        .max_step_tokens = limits->max_step_tokens,
-    };
-    struct account_need full =
-        account_table_peak(&geometry, limits->max_context_tokens, limits->max_step_tokens);
-    return world->slots > 1 && limits->pages[RUNNER_FAMILY_LOCAL] >= 2 * full.local_pages &&
-           limits->pages[RUNNER_FAMILY_GLOBAL] >= 2 * full.global_pages;
-}
-
 /* Much more is asked for than there is room for, and prompts take many steps. */
 static void make_tight(struct world *world, struct random *random)
 {
@@ -162,9 +146,6 @@ void world_init(struct world *world, uint64_t seed)
     draw_ring(world, &random);
     draw_load(world, &random);
     draw_weights(world, &random);
-    if (!can_hand_over(world)) {
-        world->weights[EVENT_HAND_OVER] = 0;
-    }
 }
 
 struct event world_draw(const struct world *world, struct random *random)

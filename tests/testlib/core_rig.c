@@ -153,6 +153,16 @@ uint64_t rig_ping(struct rig_session *session, uint64_t nonce)
     return deliver(session, &message);
 }
 
+uint64_t rig_ping_waiting(struct rig_session *session, const uint32_t pages[RUNNER_FAMILY_COUNT],
+                          bool is_leaving)
+{
+    struct plan_message message = {.type = PLAN_PING};
+    message.as.ping.waiting_local_pages = pages[RUNNER_FAMILY_LOCAL];
+    message.as.ping.waiting_global_pages = pages[RUNNER_FAMILY_GLOBAL];
+    message.as.ping.is_leaving = is_leaving;
+    return deliver(session, &message);
+}
+
 uint64_t rig_malformed(struct rig_session *session)
 {
     struct err why;

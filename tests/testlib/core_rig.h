@@ -66,6 +66,9 @@ uint64_t rig_step(struct rig_session *session, uint64_t after, const struct wire
 uint64_t rig_cancel(struct rig_session *session, uint64_t seq_id);
 uint64_t rig_release(struct rig_session *session, uint64_t seq_id);
 uint64_t rig_ping(struct rig_session *session, uint64_t nonce);
+/* One that tells what waits, and whether the frontend leaves. */
+uint64_t rig_ping_waiting(struct rig_session *session, const uint32_t pages[RUNNER_FAMILY_COUNT],
+                          bool is_leaving);
 uint64_t rig_malformed(struct rig_session *session);
 
 /* The index-th record since the session was opened, null while it is not there. */

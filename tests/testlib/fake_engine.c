@@ -282,6 +282,11 @@ enum err_code engine_submit(struct engine *engine, const struct engine_request *
     return ERR_OK;
 }
 
+void engine_leave(struct engine *engine)
+{
+    (void)engine; /* there is no worker that would have to know */
+}
+
 void engine_cancel(struct engine *engine, uint64_t request_id)
 {
     (void)pthread_mutex_lock(&engine->lock);

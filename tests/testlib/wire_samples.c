@@ -52,7 +52,15 @@ static const struct wire_samples_plan plans[WIRE_SAMPLES_PLAN_COUNT] = {
      {.type = PLAN_STEP, .epoch = 5, .msg_seq = 300, .as.step = {.after = 299, .rows = {rows, 3}}}},
     {"cancel", {.type = PLAN_CANCEL, .epoch = 5, .msg_seq = 4, .as.cancel = {.seq_id = 10}}},
     {"release", {.type = PLAN_RELEASE, .epoch = 5, .msg_seq = 5, .as.release = {.seq_id = 10}}},
-    {"ping", {.type = PLAN_PING, .epoch = 5, .msg_seq = 6, .as.ping = {.nonce = 0xfeed}}},
+    {"ping",
+     {.type = PLAN_PING,
+      .epoch = 5,
+      .msg_seq = 6,
+      .as.ping = {.nonce = 0xfeed,
+                  .waiting_local_pages = 17,
+                  .waiting_global_pages = 300,
+                  .most_steps = 2,
+                  .is_leaving = true}}},
 };
 
 static const struct wire_samples_hello hellos[WIRE_SAMPLES_HELLO_COUNT] = {

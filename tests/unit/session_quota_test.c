@@ -83,6 +83,99 @@ static void test_idle_elder_keeps_half_of_a_small_pool(void)
     bench_teardown(&bench);
 }
 
+/* 40 and 80 pages, of which a full request takes all global ones. */
+static void setup_tight(struct core_bench *bench)
+{
+    struct runner_limits limits = bench_limits();
+    limits.max_context_tokens = 80 * limits.page_tokens;
+    bench_setup_limits(bench, &limits, 1024);
+}
+
+static void wait_for(struct rig_session *session, uint32_t local_pages, uint32_t global_pages,
+                     bool is_leaving)
+{
+    const uint32_t pages[RUNNER_FAMILY_COUNT] = {
+        [RUNNER_FAMILY_LOCAL] = local_pages, [RUNNER_FAMILY_GLOBAL] = global_pages};
+    (void)rig_ping_waiting(session, pages, is_leaving);
+    rig_advance(session->rig);
+}
+
+/* Figures as last told: by an answer to a PING, or by themselves. */
+static void expect_told(const struct rig_session *session, enum result_kind kind,
+                        uint32_t global_pages, uint32_t slots)
+{
+    const struct result_record *record = rig_last(session, kind, 0);
+    test_true(record != NULL);
+    const struct result_figures *figures =
+        kind == RESULT_PONG ? &record->as.pong.figures : &record->as.state.figures;
+    test_eq_u64(figures->global_quota_left_pages, global_pages);
+    test_eq_u64(BENCH_SLOTS - figures->slots_withheld, slots);
+}
+
+static void test_what_waits_at_the_elder_is_kept(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    setup_tight(&bench);
+    wait_for(&bench.session, 6, 60, false);
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&younger, 27, 20, 3);
+    rig_close(&younger);
+    wait_for(&bench.session, 6, 4000000000U, false); /* more than there is */
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&younger, 27, 0, 3);
+    rig_close(&younger);
+    bench_teardown(&bench);
+}
+
+/* It comes when the younger one has half of the pages, and holds some of them. */
+static void test_what_waits_at_the_elder_is_taken_back(void)
+{
+    struct core_bench bench;
+    struct rig_session younger;
+    setup_tight(&bench);
+    rig_open(&bench.rig, &younger, NULL);
+    expect(&younger, 27, 40, 3);
+    struct plan_admit admit = rig_plain_admit(1, bench.prompt, 60, 100); /* 4 pages, 7 at its end */
+    rig_admit(&younger, &admit);
+    const struct wire_row row = {.seq_id = 1, .start = 0, .count = 60};
+    rig_step(&younger, 0, &row, 1);
+    bench_run(&bench);
+    wait_for(&bench.session, 6, 70, false);
+    expect_told(&younger, RESULT_STATE, 10 - 4, 3); /* all but the 70 */
+    expect_told(&bench.session, RESULT_PONG, 70, 3);
+    wait_for(&bench.session, 6, 80, false);
+    expect_told(&younger, RESULT_STATE, 7 - 4, 0); /* it may reach its end, and begin nothing */
+    expect_told(&bench.session, RESULT_PONG, 73, 3);
+    end_sequence(&younger, 1);
+    expect_told(&younger, RESULT_STATE, 0, 3);
+    expect_told(&bench.session, RESULT_STATE, 80, 3);
+    wait_for(&bench.session, 0, 0, false);
+    wait_a_while(&bench, &younger);
+    expect(&younger, 27, 40, 3);
+    rig_close(&younger);
+    bench_teardown(&bench);
+}
+
+/* Its own session ended, so that it is the younger one now: nobody can serve what waits there. */
+static void test_one_that_leaves_goes_before_an_elder(void)
+{
+    struct core_bench bench;
+    struct rig_session leaving;
+    setup_tight(&bench);
+    rig_open(&bench.rig, &leaving, NULL);
+    expect(&leaving, 27, 40, 3);
+    wait_for(&leaving, 6, 60, true);
+    expect_told(&leaving, RESULT_PONG, 60, 3);
+    expect_told(&bench.session, RESULT_STATE, 20, 3);
+    wait_for(&leaving, 0, 0, true);
+    wait_a_while(&bench, &bench.session);
+    expect(&bench.session, 27, 40, 3);
+    rig_close(&leaving);
+    expect(&bench.session, 40, 80, 6);
+    bench_teardown(&bench);
+}
+
 static void test_an_only_slot_stays_with_the_elder(void)
 {
     struct core_bench bench;
@@ -377,6 +470,9 @@ static void test_full_ring_stops_its_own_session(void)
 static const struct test_case cases[] = {
     TEST(test_idle_elder_keeps_room_for_one_request),
     TEST(test_idle_elder_keeps_half_of_a_small_pool),
+    TEST(test_what_waits_at_the_elder_is_kept),
+    TEST(test_what_waits_at_the_elder_is_taken_back),
+    TEST(test_one_that_leaves_goes_before_an_elder),
     TEST(test_an_only_slot_stays_with_the_elder),
     TEST(test_admitted_requests_keep_what_they_need),
     TEST(test_elder_is_cut_to_the_pool_less_a_full_request),
