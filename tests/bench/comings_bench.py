@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """What the streams of a full batch notice when a thousand requests come and go beside them.
 
-usage: comings_bench.py BUILD_DIR [--guests 1000] [--output 1400]
+usage: comings_bench.py BUILD_DIR [--guests 1000] [--output 3600]
 The 12B layout with made-up weights, 16 neighbours and 16 places beside them: first 16 requests that
-stay sit there, then guests in waves, of every kind: ended by a stop id, left in the middle, drawn,
-penalised, with log probabilities, of one token, of two.  Prints the gaps between the neighbours'
-tokens both times, and the worker's own count of steps that began late."""
+stay for 400 tokens sit there, and then 16 others; then guests in waves, of every kind: ended by a
+stop id, left in the middle, drawn, penalised, with log probabilities, of one token, of two.  The
+neighbours' contexts grow alike.  Prints the gaps between the neighbours' tokens both times, and the
+worker's own count of steps that began late."""
 import argparse
 import asyncio
 import pathlib
@@ -21,6 +22,7 @@ PLACES = 16
 PROMPT = 12
 NEIGHBOUR_PROMPT = 1200  # beyond the window, where a step takes as long for every token
 KINDS = 7
+STAY = 400
 
 
 def guest_of(kind, rng):
@@ -94,8 +96,9 @@ def main():
 
     def staying(url):
         async def beside(session, rng):
-            streams = [served.Stream(rng, PROMPT, 400) for _ in range(PLACES)]
-            await asyncio.gather(*[stream.run(session, url) for stream in streams])
+            for _ in range(args.output // STAY):
+                streams = [served.Stream(rng, PROMPT, STAY) for _ in range(PLACES)]
+                await asyncio.gather(*[stream.run(session, url) for stream in streams])
             return min(stream.stamps[-1] for stream in streams)
         return beside
 
@@ -108,7 +111,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         model = served.model_12b(folder)
         print(f"{'gaps, ms':<20} {'count':>7} {'p50':>8} {'p90':>8} {'p99':>8} {'p99.9':>8} {'most':>8}")
-        for name, output, kind in (("beside 16 that stay", 420, staying),
+        for name, output, kind in (("beside 16 that stay", args.output, staying),
                                    (f"beside {args.guests} guests", args.output, going)):
             with served.Served(args.build, model, "--device", "cuda:0", "--load-format", "dummy",
                                "--max-slots", "64") as server:
