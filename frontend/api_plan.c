@@ -9,15 +9,16 @@ static const char *prompt_param(const struct api_request *request)
     return request->route == API_ROUTE_CHAT ? "messages" : "prompt";
 }
 
-void api_plan_add_bos(const struct checkpoint_info *checkpoint, struct tok_ids *prompt)
+bool api_plan_add_bos(const struct checkpoint_info *checkpoint, struct tok_ids *prompt)
 {
     uint32_t bos = checkpoint->bos_id;
     if (bos == CHECKPOINT_NO_ID || (prompt->count > 0 && prompt->at[0] == bos)) {
-        return;
+        return false;
     }
     tok_ids_push(prompt, bos);
     memmove(prompt->at + 1, prompt->at, (prompt->count - 1) * sizeof(*prompt->at));
     prompt->at[0] = bos;
+    return true;
 }
 
 static enum err_code check_prompt(const struct api_request *request,
@@ -102,15 +103,17 @@ static enum err_code fill_stop_ids(const struct api_request *request,
                                  request->stop_id_count, eos_count, PLAN_MAX_STOP_IDS);
         }
         plan->stop_ids[count++] = id;
+        plan->eos_count += i < eos_count;
     }
     plan->admit.stop_ids = (struct wire_u32_array){plan->stop_ids, count};
     return ERR_OK;
 }
 
 static enum err_code fill_lengths(const struct api_request *request,
-                                  const struct api_limits *limits, struct plan_admit *admit,
+                                  const struct api_limits *limits, struct api_plan *plan,
                                   struct api_error *error)
 {
+    struct plan_admit *admit = &plan->admit;
     uint32_t room = limits->max_context_tokens - admit->prompt.count;
     const char *param = request->has_max_completion_tokens ? "max_completion_tokens" : "max_tokens";
     if (request->has_max_tokens && request->max_tokens > room) {
@@ -131,7 +134,8 @@ static enum err_code fill_lengths(const struct api_request *request,
                              "min_tokens is %u; at most %u tokens can be generated",
                              request->min_tokens, output);
     }
-    admit->max_total = admit->prompt.count + output;
+    plan->is_prompt_only = output == 0;
+    admit->max_total = admit->prompt.count + num_max(output, 1);
     admit->min_tokens = request->min_tokens;
     return ERR_OK;
 }
@@ -154,6 +158,10 @@ static void fill_sampling(const struct api_request *request,
         request->has_repetition_penalty ? request->repetition_penalty : 1.0F;
     admit->seed = (uint64_t)request->seed;
     admit->logprobs = request->wants_logprobs ? request->pair_count + 1 : 0;
+    admit->prompt_logprobs = request->has_prompt_logprobs ? request->prompt_logprobs + 1 : 0;
+    if (request->echo && request->wants_logprobs) {
+        admit->prompt_logprobs = num_max(admit->prompt_logprobs, admit->logprobs);
+    }
 }
 
 enum err_code api_plan_build(const struct api_request *request,
@@ -170,7 +178,7 @@ enum err_code api_plan_build(const struct api_request *request,
     if (!code) {
         admit->prompt = (struct wire_u32_array){prompt->at, (uint32_t)prompt->count};
         admit->output_start = admit->prompt.count;
-        code = fill_lengths(request, limits, admit, error);
+        code = fill_lengths(request, limits, out_plan, error);
     }
     if (!code) {
         code = fill_stop_ids(request, checkpoint, out_plan, error);

@@ -5,6 +5,7 @@
 #ifndef FRONTEND_API_PLAN_H
 #define FRONTEND_API_PLAN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/checkpoint.h"
@@ -21,11 +22,14 @@ struct api_limits {
 
 struct api_plan {
     struct plan_admit admit; /* its arrays point into this struct, the request and the checkpoint */
-    uint32_t stop_ids[PLAN_MAX_STOP_IDS];
+    uint32_t stop_ids[PLAN_MAX_STOP_IDS]; /* the model's, then the request's own */
+    uint32_t eos_count;                   /* of the model's */
+    bool is_prompt_only; /* asked for no output: the one token that there has to be is not shown */
 };
 
-/* Put the checkpoint's BOS before the ids of a raw text prompt unless it is there. */
-void api_plan_add_bos(const struct checkpoint_info *checkpoint, struct tok_ids *prompt);
+/* Put the checkpoint's BOS before the ids of a raw text prompt unless it is there; true where it was
+ * not. */
+bool api_plan_add_bos(const struct checkpoint_info *checkpoint, struct tok_ids *prompt);
 
 /* prompt, request and checkpoint are borrowed until the plan is submitted.  The seed is the request's;
  * 0 where it has none: the caller draws one.  Errors: ERR_ARGUMENT, ERR_LIMIT (names both numbers). */

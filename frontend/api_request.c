@@ -6,6 +6,21 @@
 #include "common/mem.h"
 #include "frontend/api_request_internal.h"
 
+static enum err_code read_flag(const struct json_t *object, const char *name, const char *param,
+                               bool *out_given, bool *out_flag, struct api_error *error)
+{
+    const struct json_t *value = api_request_given(object, name);
+    if (!value) {
+        return ERR_OK;
+    }
+    if (json_kind(value) != JSON_KIND_BOOL) {
+        return api_request_wrong_kind(value, param, "true or false", error);
+    }
+    *out_given = true;
+    *out_flag = json_bool(value);
+    return ERR_OK;
+}
+
 static enum err_code read_stream_options(const struct json_t *body, struct api_request *request,
                                          struct api_error *error)
 {
@@ -21,13 +36,14 @@ static enum err_code read_stream_options(const struct json_t *body, struct api_r
         return api_error_set(error, ERR_ARGUMENT, param,
                              "stream_options is only allowed where stream is true");
     }
-    const struct json_t *usage = api_request_given(value, "include_usage");
-    if (usage && json_kind(usage) != JSON_KIND_BOOL) {
-        return api_request_wrong_kind(usage, "stream_options.include_usage", "true or false",
-                                      error);
+    bool ignored = false;
+    enum err_code code = read_flag(value, "include_usage", "stream_options.include_usage", &ignored,
+                                   &request->include_usage, error);
+    if (!code) {
+        code = read_flag(value, "continuous_usage_stats", "stream_options.continuous_usage_stats",
+                         &ignored, &request->include_live_usage, error);
     }
-    request->include_usage = usage && json_bool(usage);
-    return ERR_OK;
+    return code;
 }
 
 static enum err_code read_id_list(const struct json_t *list, struct api_prompt *prompt,
@@ -116,9 +132,6 @@ static enum err_code read_choices(struct api_request *request, struct api_error 
 static enum err_code refuse_unserved(const struct json_t *body, struct api_request *request,
                                      struct api_error *error)
 {
-    if (request->echo) {
-        return api_error_set(error, ERR_UNSUPPORTED, "echo", "echo is not served");
-    }
     struct api_text suffix = {NULL, 0};
     enum err_code code = request->route == API_ROUTE_COMPLETIONS
                              ? api_request_read_text(body, "suffix", &suffix, error)
@@ -172,21 +185,6 @@ static enum err_code read_tools(const struct json_t *body, struct api_request *r
         }
     }
     request->tools = tools && !is_none && json_count(tools) > 0 ? tools : NULL;
-    return ERR_OK;
-}
-
-static enum err_code read_flag(const struct json_t *object, const char *name, const char *param,
-                               bool *out_given, bool *out_flag, struct api_error *error)
-{
-    const struct json_t *value = api_request_given(object, name);
-    if (!value) {
-        return ERR_OK;
-    }
-    if (json_kind(value) != JSON_KIND_BOOL) {
-        return api_request_wrong_kind(value, param, "true or false", error);
-    }
-    *out_given = true;
-    *out_flag = json_bool(value);
     return ERR_OK;
 }
 
@@ -253,6 +251,14 @@ static enum err_code read_chat(const struct json_t *body, struct api_request *re
         request->max_tokens = request->max_completion_tokens;
         request->has_max_tokens = true;
     }
+    if (request->has_continue_final_message && request->continue_final_message) {
+        if (request->has_add_generation_prompt && request->add_generation_prompt) {
+            return api_error_set(error, ERR_ARGUMENT, "continue_final_message",
+                                 "continue_final_message and add_generation_prompt exclude each "
+                                 "other");
+        }
+        request->has_add_generation_prompt = true;
+    }
     request->prompt_count = 1;
     request->wants_logprobs = request->logprobs;
     request->pair_count = request->logprobs ? request->top_logprobs : 0;
@@ -261,6 +267,45 @@ static enum err_code read_chat(const struct json_t *body, struct api_request *re
         code = read_tools(body, request, error);
     }
     return code ? code : read_thinking(body, request, error);
+}
+
+/* Whose type alone matters: they are the client's own. */
+static enum err_code read_labels(const struct json_t *body, struct api_request *request,
+                                 struct api_error *error)
+{
+    (void)request;
+    struct api_text user = {NULL, 0};
+    const struct json_t *metadata = api_request_given(body, "metadata");
+    if (metadata && json_kind(metadata) != JSON_KIND_OBJECT) {
+        return api_request_wrong_kind(metadata, "metadata", "an object", error);
+    }
+    return api_request_read_text(body, "user", &user, error);
+}
+
+/* What contradicts itself. */
+static enum err_code check_together(const struct json_t *body, struct api_request *request,
+                                    struct api_error *error)
+{
+    (void)body;
+    bool asks_for_prompt = request->echo || request->has_prompt_logprobs;
+    if (request->has_max_tokens && request->max_tokens == 0 &&
+        (request->route == API_ROUTE_CHAT || !asks_for_prompt)) {
+        return api_error_set(
+            error, ERR_ARGUMENT, "max_tokens",
+            "max_tokens is 0, which needs echo or prompt_logprobs in a completion; "
+            "it must be at least 1 otherwise");
+    }
+    if (request->stream && request->has_prompt_logprobs) {
+        return api_error_set(error, ERR_ARGUMENT, "prompt_logprobs",
+                             "prompt_logprobs is only served where stream is false");
+    }
+    if (request->has_min_tokens && request->has_max_tokens &&
+        request->min_tokens > request->max_tokens) {
+        return api_error_set(error, ERR_ARGUMENT, "min_tokens",
+                             "min_tokens is %u, more than max_tokens, %u", request->min_tokens,
+                             request->max_tokens);
+    }
+    return ERR_OK;
 }
 
 static enum err_code read_completion(const struct json_t *body, struct api_request *request,
@@ -292,16 +337,12 @@ enum err_code api_request_parse(const struct json_t *body, enum api_route route,
         api_request_read_stop_ids,
         api_request_read_logit_bias,
         read_stream_options,
+        read_labels,
+        check_together,
     };
     enum err_code code = api_request_read_text(body, "model", &out_request->model, error);
     for (uint32_t i = 0; !code && i < sizeof(readers) / sizeof(readers[0]); i++) {
         code = readers[i](body, out_request, error);
-    }
-    if (!code && out_request->has_min_tokens && out_request->has_max_tokens &&
-        out_request->min_tokens > out_request->max_tokens) {
-        code = api_error_set(error, ERR_ARGUMENT, "min_tokens",
-                             "min_tokens is %u, more than max_tokens, %u", out_request->min_tokens,
-                             out_request->max_tokens);
     }
     return code;
 }

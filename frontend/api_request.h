@@ -67,8 +67,9 @@ struct api_request {
     struct wire_bias *logit_bias; /* owned; [logit_bias_count], ids not checked */
     uint32_t logit_bias_count;
     bool include_usage;
-    uint32_t pair_count; /* best tokens to report beside the chosen one */
-    bool wants_logprobs; /* of the chosen token at least */
+    bool include_live_usage; /* in every chunk */
+    uint32_t pair_count;     /* best tokens to report beside the chosen one */
+    bool wants_logprobs;     /* of the chosen token at least */
 };
 
 /* Parse body (an object; borrowed: it must outlive out_request).  out_request is initialised in any
@@ -83,6 +84,9 @@ void api_request_fini(struct api_request *request);
 ERR_NODISCARD enum err_code api_request_parse_body(const char *bytes, size_t byte_count,
                                                    struct json_t **out_body,
                                                    struct api_error *error);
+
+/* A member of a body by that name means something to a route. */
+bool api_request_knows(const char *name);
 
 /* One row of the table, for tests and documentation. */
 struct api_field {

@@ -9,22 +9,10 @@
 #include <stdint.h>
 
 #include "common/buf.h"
+#include "frontend/api_logprobs.h"
 #include "frontend/api_request.h"
-#include "frontend/engine.h"
-#include "frontend/tokenizer.h"
 
 struct answer;
-
-/* What every body of one answer repeats. */
-struct api_head {
-    enum api_route route;
-    bool is_stream;
-    bool wants_usage; /* stream: chunks carry "usage": null, a last one the figures */
-    bool wants_logprobs;
-    char id[48];
-    const char *model; /* borrowed */
-    uint64_t created_s;
-};
 
 struct api_usage {
     uint32_t prompt_tokens;
@@ -33,30 +21,35 @@ struct api_usage {
     uint32_t cached_tokens;
 };
 
-/* Logprobs gathered since the last reset, in the route's shape. */
-struct api_logprobs {
+/* What every body of one answer repeats. */
+struct api_head {
     enum api_route route;
-    uint32_t entry_count;
-    uint32_t text_offset_chars; /* completions: of the next token in the output */
-    struct buf content;         /* chat: elements of logprobs.content */
-    struct buf tokens;          /* completions: elements of the four arrays */
-    struct buf values;
-    struct buf tops;
-    struct buf offsets;
+    bool is_stream;
+    bool wants_usage;      /* stream: chunks carry "usage": null, a last one the figures */
+    bool wants_live_usage; /* stream: chunks carry the figures so far, live_usage */
+    bool wants_logprobs;
+    char id[48];
+    const char *model; /* borrowed */
+    uint64_t created_s;
+    struct api_usage live_usage;
 };
-void api_logprobs_init(struct api_logprobs *logprobs, enum api_route route);
-void api_logprobs_fini(struct api_logprobs *logprobs);
-void api_logprobs_reset(struct api_logprobs *logprobs);
-/* pair_count of the event's pairs are shown.  tokenizer may be null: ids stand for texts. */
-void api_logprobs_add(struct api_logprobs *logprobs, const struct tokenizer *tokenizer,
-                      const struct engine_event *event, uint32_t pair_count);
+
+/* What a stop string or a stop id of the request has ended; neither: the end was the model's. */
+struct api_stop_reason {
+    const char *text; /* null: no stop string */
+    size_t byte_count;
+    uint32_t token; /* TOK_NONE: no stop id */
+};
 
 /* New text since the last chunk, or all of it for a whole body. */
 struct api_piece {
-    uint32_t index;                      /* of the choice */
-    const struct answer *answer;         /* its parts */
-    const struct api_logprobs *logprobs; /* null: none */
-    const struct buf *token_ids;         /* elements of an array; null: not shown */
+    uint32_t index;                            /* of the choice */
+    const struct answer *answer;               /* its parts */
+    const struct api_logprobs *logprobs;       /* null: none */
+    const struct buf *token_ids;               /* elements of an array; null: not shown */
+    const struct buf *prompt_ids;              /* the same, of the prompt; with its first piece */
+    const struct buf *prompt_logprobs;         /* the same, one per token of the prompt */
+    const struct api_stop_reason *stop_reason; /* null before the end */
 };
 
 enum api_finish {
@@ -67,16 +60,18 @@ enum api_finish {
 };
 
 /* Stream chunks, each one JSON object without framing. */
-void api_response_role(const struct api_head *head, uint32_t index, struct buf *out);
+void api_response_role(const struct api_head *head, const struct api_piece *piece, struct buf *out);
 void api_response_delta(const struct api_head *head, const struct api_piece *piece,
                         enum api_finish finish, struct buf *out);
 void api_response_usage(const struct api_head *head, const struct api_usage *usage,
                         struct buf *out);
 
-/* The body of an answer that is not streamed: its begin, each choice in turn, its end. */
+/* The body of an answer that is not streamed: its begin, each choice in turn, its end, which the first
+ * choice's prompt belongs to in chats. */
 void api_response_begin(const struct api_head *head, struct buf *out);
 void api_response_choice(const struct api_head *head, const struct api_piece *piece,
                          enum api_finish finish, struct buf *out);
-void api_response_end(const struct api_usage *usage, struct buf *out);
+void api_response_end(const struct api_head *head, const struct api_piece *first,
+                      const struct api_usage *usage, struct buf *out);
 
 #endif

@@ -42,7 +42,7 @@ static void finish(struct http_choice *choice, enum api_finish finish)
     if (finish == API_FINISH_STOP && output_has_call(&choice->output)) {
         finish = API_FINISH_TOOL_CALLS;
     }
-    choice->finish = finish;
+    choice->finish = choice->output.is_prompt_only ? API_FINISH_LENGTH : finish;
     choice->is_done = true;
     call->done_count++;
     count_finish(choice);
@@ -138,7 +138,7 @@ static void take_event(struct http_choice *choice, const struct engine_event *ev
     switch (event->kind) {
     case ENGINE_EVENT_ADMITTED: take_admitted(choice, event); break;
     case ENGINE_EVENT_TOKEN: take_token(choice, event); break;
-    case ENGINE_EVENT_PROMPT_LOGPROBS: break; /* never asked for */
+    case ENGINE_EVENT_PROMPT_LOGPROBS: output_push_prompt(&choice->output, event); break;
     case ENGINE_EVENT_FINISHED:
     case ENGINE_EVENT_FAILED:
         choice->has_terminal = true;

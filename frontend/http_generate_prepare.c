@@ -4,6 +4,8 @@
 #include <h2o.h>
 
 #include "common/clock.h"
+#include "common/json.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "frontend/app.h"
 #include "frontend/engine.h"
@@ -39,6 +41,9 @@ static struct engine_request request_of(struct http_choice *choice, const struct
         .on_event = on_event,
         .owner = choice,
     };
+    if (asked->route == API_ROUTE_CHAT && choice->index > 0) {
+        request.admit.prompt_logprobs = 0; /* told once beside all choices */
+    }
     request.admit.seed = prepare_seed(prepared, prompt_index, choice->index % asked->n);
     if (asked->has_timeout) {
         request.deadline_ns =
@@ -83,8 +88,30 @@ static enum err_code fill_choice(struct http_choice *choice, const struct prepar
     choice->has_output = true;
     if (code) {
         api_error_from_err(&call->error, &err);
+        return code;
     }
-    return code;
+    struct output_prompt shown = {.ids = &prompt->ids, .has_added_bos = prompt->has_added_bos};
+    if (request->prompts) {
+        shown.text = request->prompts[choice->index / request->n].text;
+    }
+    output_begin_prompt(&choice->output, request, &shown);
+    return ERR_OK;
+}
+
+/* They pass: clients of other servers send many. */
+static void log_unknown(const struct http_call *call, const struct json_t *body)
+{
+    struct json_iter iter;
+    json_iter_start(&iter, body);
+    while (json_iter_next(&iter)) {
+        char id[HTTP_REQUEST_ID_BYTES + 8];
+        char name[64];
+        if (!api_request_knows(iter.key)) {
+            log_debug("http", "unknown_field", "req=%s name=%s",
+                      log_quote(call->request_id_text, id, sizeof(id)),
+                      log_quote(iter.key, name, sizeof(name)));
+        }
+    }
 }
 
 /* Work thread.  What the answer needs is set before the engine's first event can come. */
@@ -94,6 +121,7 @@ static enum err_code fill_answer(struct http_call *call, const struct prepared *
     call->is_stream = request->stream;
     call->head.is_stream = request->stream;
     call->head.wants_usage = request->include_usage;
+    call->head.wants_live_usage = request->include_live_usage;
     call->head.wants_logprobs = request->wants_logprobs;
     call->choice_count = prepared->prompt_count * request->n;
     call->choices = mem_zalloc(call->choice_count, sizeof(*call->choices));
@@ -128,6 +156,7 @@ static enum err_code prepare_and_submit(struct http_call *call, struct prepared 
     };
     enum err_code code = prepare_request(&call->app->model, &input, out_prepared, &call->error);
     if (!code) {
+        log_unknown(call, out_prepared->body);
         code = fill_answer(call, out_prepared);
     }
     if (!code && atomic_load_explicit(&call->is_unwanted, memory_order_relaxed)) {

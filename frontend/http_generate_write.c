@@ -17,6 +17,14 @@ static void open_stream(struct http_call *call)
     sse_open(&call->sse, call->request);
 }
 
+/* So far, where every chunk is to tell. */
+static void note_usage(struct http_call *call)
+{
+    if (call->head.wants_live_usage) {
+        call->head.live_usage = http_call_usage(call);
+    }
+}
+
 static void begin_choice(struct http_choice *choice)
 {
     struct http_call *call = choice->call;
@@ -24,10 +32,13 @@ static void begin_choice(struct http_choice *choice)
         return;
     }
     choice->has_begun = true;
+    note_usage(call);
     if (call->head.route == API_ROUTE_CHAT) {
         struct buf json;
         buf_init(&json);
-        api_response_role(&call->head, choice->index, &json);
+        struct api_piece piece = output_piece(&choice->output);
+        api_response_role(&call->head, &piece, &json);
+        output_told_prompt(&choice->output);
         sse_put(&call->sse, &json);
         buf_fini(&json);
     }
@@ -41,6 +52,7 @@ static void put_piece(struct http_choice *choice)
         return;
     }
     begin_choice(choice);
+    note_usage(call);
     struct buf json;
     buf_init(&json);
     struct api_piece piece = output_piece(&choice->output);
@@ -137,6 +149,8 @@ static void put_end(struct http_choice *choice)
     begin_choice(choice);
     buf_init(&json);
     struct api_piece piece = output_piece(&choice->output); /* empty by now */
+    piece.stop_reason = &choice->output.stop_reason;
+    note_usage(call);
     api_response_delta(&call->head, &piece, choice->finish, &json);
     sse_put(&call->sse, &json);
     buf_fini(&json);
@@ -164,9 +178,11 @@ static void write_whole(struct http_call *call)
     api_response_begin(&call->head, &json);
     for (uint32_t i = 0; i < call->choice_count; i++) {
         struct api_piece piece = output_piece(&call->choices[i].output);
+        piece.stop_reason = &call->choices[i].output.stop_reason;
         api_response_choice(&call->head, &piece, call->choices[i].finish, &json);
     }
-    api_response_end(&usage, &json);
+    struct api_piece first = output_piece(&call->choices[0].output);
+    api_response_end(&call->head, &first, &usage, &json);
     call->has_replied = true;
     http_reply_body(call->app, call->request, call->request_id_text, "application/json", &json);
 }

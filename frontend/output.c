@@ -12,7 +12,13 @@ enum err_code output_init(struct output *output, const struct api_request *reque
     output->wants_logprobs = request->wants_logprobs;
     output->pair_count = request->pair_count;
     output->stop_id_count = plan->admit.stop_ids.count;
+    output->eos_count = plan->eos_count;
+    output->stop_reason.token = TOK_NONE;
+    output->is_prompt_only = plan->is_prompt_only;
+    output->skips_special = !request->has_skip_special_tokens || request->skip_special_tokens;
     memcpy(output->stop_ids, plan->stop_ids, sizeof(output->stop_ids));
+    buf_init(&output->prompt_ids);
+    buf_init(&output->prompt_logprobs);
     answer_init(&output->raw);
     buf_init(&output->text);
     buf_init(&output->content);
@@ -27,7 +33,7 @@ enum err_code output_init(struct output *output, const struct api_request *reque
         output->is_single_call = request->has_parallel_calls && !request->parallel_calls;
         output->has_parse = true;
     } else if (tokenizer) {
-        detok_init(&output->detok, tokenizer, true);
+        detok_init(&output->detok, tokenizer, output->skips_special);
     }
     for (uint32_t i = 0; i < request->stop_count; i++) {
         enum err_code code =
@@ -51,16 +57,27 @@ void output_fini(struct output *output)
     buf_fini(&output->content);
     answer_fini(&output->answer);
     buf_fini(&output->token_ids);
+    buf_fini(&output->prompt_ids);
+    buf_fini(&output->prompt_logprobs);
 }
 
-static bool is_stop_id(const struct output *output, uint32_t token)
+/* Ends the output, and notes what the request's own stop id it was. */
+static bool is_stop_id(struct output *output, uint32_t token)
 {
     for (uint32_t i = 0; i < output->stop_id_count; i++) {
         if (output->stop_ids[i] == token) {
+            output->stop_reason.token = i < output->eos_count ? TOK_NONE : token;
             return true;
         }
     }
     return false;
+}
+
+/* Chats never show a special token. */
+static bool shows_stop_id(const struct output *output, uint32_t token)
+{
+    return output->stop.include_match &&
+           !(output->has_parse && tok_is_special(output->tokenizer, token));
 }
 
 static void put_content(struct output *output)
@@ -79,6 +96,10 @@ static void take_part(struct output *output, const struct answer_part *part)
     if (part->kind == ANSWER_CONTENT) {
         output->has_matched =
             stop_push(&output->stop, text, part->byte_count, &output->content, &matched);
+        if (output->has_matched) {
+            output->stop_reason.text = output->stop.strings[matched];
+            output->stop_reason.byte_count = output->stop.string_bytes[matched];
+        }
         put_content(output);
         return;
     }
@@ -102,15 +123,15 @@ static void take_raw(struct output *output)
 
 bool output_push(struct output *output, const struct engine_event *event)
 {
-    if (output->has_matched) {
-        return true;
+    if (output->has_matched || output->is_prompt_only) {
+        return output->has_matched;
     }
     output->token_count++;
     if (output->wants_token_ids) {
         buf_printf(&output->token_ids, output->token_ids.used_bytes > 0 ? ",%u" : "%u",
                    event->token);
     }
-    if (is_stop_id(output, event->token)) {
+    if (is_stop_id(output, event->token) && !shows_stop_id(output, event->token)) {
         return false; /* ends the output and is no part of it */
     }
     bool is_content = true;
@@ -121,6 +142,7 @@ bool output_push(struct output *output, const struct engine_event *event)
         detok_push(&output->detok, event->token, &output->text);
     }
     if (output->wants_logprobs && is_content) {
+        output->logprobs.skips_special = output->skips_special;
         api_logprobs_add(&output->logprobs, output->tokenizer, event, output->pair_count);
     }
     take_raw(output);
@@ -162,6 +184,9 @@ struct api_piece output_piece(const struct output *output)
         .answer = &output->answer,
         .logprobs = output->wants_logprobs ? &output->logprobs : NULL,
         .token_ids = output->wants_token_ids ? &output->token_ids : NULL,
+        .prompt_ids =
+            output->wants_prompt_ids && !output->has_told_prompt ? &output->prompt_ids : NULL,
+        .prompt_logprobs = output->wants_prompt_logprobs ? &output->prompt_logprobs : NULL,
     };
 }
 
@@ -170,12 +195,14 @@ void output_reset(struct output *output)
     answer_reset(&output->answer);
     buf_reset(&output->token_ids);
     api_logprobs_reset(&output->logprobs);
+    output_told_prompt(output);
 }
 
 size_t output_held_bytes(const struct output *output)
 {
     const struct api_logprobs *logprobs = &output->logprobs;
     return output->answer.text.used_bytes + output->token_ids.used_bytes +
-           logprobs->content.used_bytes + logprobs->tokens.used_bytes +
-           logprobs->values.used_bytes + logprobs->tops.used_bytes + logprobs->offsets.used_bytes;
+           output->prompt_ids.used_bytes + logprobs->content.used_bytes +
+           logprobs->tokens.used_bytes + logprobs->values.used_bytes + logprobs->tops.used_bytes +
+           logprobs->offsets.used_bytes;
 }

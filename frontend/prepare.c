@@ -39,6 +39,7 @@ static enum err_code render_chat(const struct prepare_model *model,
             !request->has_add_generation_prompt || request->add_generation_prompt,
         .enable_thinking = request->enable_thinking,
         .preserve_thinking = request->preserve_thinking,
+        .continue_final_message = request->continue_final_message,
     };
     struct chat_prompt prompt;
     struct err err;
@@ -54,12 +55,13 @@ static enum err_code render_chat(const struct prepare_model *model,
 }
 
 static enum err_code encode_completion(const struct prepare_model *model,
-                                       const struct api_prompt *prompt, struct tok_ids *out_prompt,
-                                       struct api_error *error)
+                                       const struct api_request *request, uint32_t index,
+                                       struct prepared_prompt *out_prompt, struct api_error *error)
 {
+    const struct api_prompt *prompt = &request->prompts[index];
     if (!prompt->text.at) {
         for (uint32_t i = 0; i < prompt->id_count; i++) {
-            tok_ids_push(out_prompt, prompt->ids[i]);
+            tok_ids_push(&out_prompt->ids, prompt->ids[i]);
         }
         return ERR_OK;
     }
@@ -67,10 +69,12 @@ static enum err_code encode_completion(const struct prepare_model *model,
         return api_error_set(error, ERR_UNSUPPORTED, "prompt",
                              "this checkpoint has no tokenizer.json: prompt must be token ids");
     }
+    bool adds_bos = !request->has_add_special_tokens || request->add_special_tokens;
     if (prompt->text.byte_count > 0) {
         tok_encode(model->tokenizer, prompt->text.at, prompt->text.byte_count, TOK_SPECIAL_PARSE,
-                   out_prompt);
-        api_plan_add_bos(model->checkpoint, out_prompt);
+                   &out_prompt->ids);
+        out_prompt->has_added_bos =
+            adds_bos && api_plan_add_bos(model->checkpoint, &out_prompt->ids);
     }
     return ERR_OK;
 }
@@ -90,10 +94,9 @@ static enum err_code prepare_prompt(const struct prepare_model *model,
                                     const struct api_request *request, uint32_t index,
                                     struct prepared_prompt *prompt, struct api_error *error)
 {
-    enum err_code code =
-        request->route == API_ROUTE_CHAT
-            ? render_chat(model, request, &prompt->ids, error)
-            : encode_completion(model, &request->prompts[index], &prompt->ids, error);
+    enum err_code code = request->route == API_ROUTE_CHAT
+                             ? render_chat(model, request, &prompt->ids, error)
+                             : encode_completion(model, request, index, prompt, error);
     if (!code) {
         code = api_plan_build(request, model->checkpoint, &input->limits, &prompt->ids,
                               &prompt->plan, error);

@@ -35,6 +35,7 @@ struct prepare_input {
 
 struct prepared_prompt {
     struct tok_ids ids;
+    bool has_added_bos;   /* ids begins with one that the text does not */
     struct api_plan plan; /* of its first choice */
 };
 

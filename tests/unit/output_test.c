@@ -45,7 +45,7 @@ static void put_whole(const struct api_head *head, const struct api_piece *piece
 {
     api_response_begin(head, out);
     api_response_choice(head, piece, finish, out);
-    api_response_end(usage, out);
+    api_response_end(head, piece, usage, out);
 }
 
 /* Pushes the text's tokens, then the stop id; pieces are joined where step is true. */
