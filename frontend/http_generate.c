@@ -55,6 +55,7 @@ void http_call_release(struct http_call *call)
     }
     mem_free(call->choices);
     buf_fini(&call->body);
+    buf_fini(&call->text);
     sse_fini(&call->sse);
     mem_free(call);
 }
@@ -81,6 +82,14 @@ static void count_outcome(struct http_call *call, enum http_call_outcome outcome
     }
 }
 
+static const char *route_name(const struct http_call *call)
+{
+    if (call->text_answer) {
+        return "text";
+    }
+    return call->head.route == API_ROUTE_CHAT ? "chat" : "completions";
+}
+
 void http_call_end(struct http_call *call, enum http_call_outcome outcome, const char *reason)
 {
     if (call->has_ended) {
@@ -99,8 +108,7 @@ void http_call_end(struct http_call *call, enum http_call_outcome outcome, const
         "http", "request_ended",
         "req=%s route=%s outcome=%s choices=%u prompt_tokens=%u output_tokens=%u stream=%d ttft_us=%" PRIu64
         " total_us=%" PRIu64,
-        log_quote(call->request_id_text, id, sizeof(id)),
-        call->head.route == API_ROUTE_CHAT ? "chat" : "completions", reason,
+        log_quote(call->request_id_text, id, sizeof(id)), route_name(call), reason,
         call->is_prepared ? call->choice_count : 0, usage.prompt_tokens, usage.output_tokens,
         call->is_prepared && call->is_stream,
         call->first_ns ? (call->first_ns - call->arrived_ns) / 1000 : 0,
@@ -263,16 +271,16 @@ static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req
                    route == API_ROUTE_CHAT ? "chatcmpl" : "cmpl", app_random(app),
                    (uint32_t)app_random(app));
     buf_init(&call->body);
+    buf_init(&call->text);
     sse_init(&call->sse, http_call_on_writable, call);
     http_reply_request_id(app, request, call->request_id_text);
     return call;
 }
 
-void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
-                         enum api_route route)
+static void start(struct http_call *call)
 {
-    struct app *app = calls->app;
-    struct http_call *call = create_call(calls, request, route);
+    struct app *app = call->app;
+    h2o_req_t *request = call->request;
     struct anchor *anchor =
         h2o_mem_alloc_shared(&request->pool, sizeof(*anchor), on_request_disposed);
     anchor->call = call;
@@ -296,6 +304,20 @@ void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
         buf_reserve(&call->body, request->entity.len + 1);
         copy_body(&call->copy_task);
     }
+}
+
+void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
+                         enum api_route route)
+{
+    start(create_call(calls, request, route));
+}
+
+void http_generate_start_text(struct http_calls *calls, struct st_h2o_req_t *request,
+                              http_text_fn answer)
+{
+    struct http_call *call = create_call(calls, request, API_ROUTE_CHAT);
+    call->text_answer = answer;
+    start(call);
 }
 
 void http_calls_sweep(struct http_calls *calls, uint64_t now_ns)

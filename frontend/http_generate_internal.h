@@ -81,6 +81,8 @@ struct http_call {
     uint64_t key_hash; /* of the client's API key; 0 none */
     enum err_code prepare_code;
     struct api_error error;
+    http_text_fn text_answer; /* null: choices run */
+    struct buf text;          /* its answer */
     _Atomic bool is_unwanted; /* relaxed: a hint that saves work */
 
     /* Engine and output: the loop thread looks at choices from prepared_task on only */

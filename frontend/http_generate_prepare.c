@@ -141,7 +141,7 @@ static enum err_code prepare_and_submit(struct http_call *call, struct prepared 
 {
     struct engine_status status;
     engine_get_status(call->app->engine, &status);
-    if (!status.is_attached) {
+    if (!status.is_attached && !call->text_answer) {
         return api_error_set(&call->error, ERR_CLOSED, NULL, "%s",
                              status.welcome.state == HELLO_STATE_LOADING ? "the worker is loading"
                                                                          : "no worker is attached");
@@ -154,6 +154,9 @@ static enum err_code prepare_and_submit(struct http_call *call, struct prepared 
         .body = &call->body,
         .random_seed = call->random_seed,
     };
+    if (call->text_answer) {
+        return call->text_answer(&call->app->model, &input, &call->text, &call->error);
+    }
     enum err_code code = prepare_request(&call->app->model, &input, out_prepared, &call->error);
     if (!code) {
         log_unknown(call, out_prepared->body);
@@ -184,6 +187,16 @@ static void run_work(struct work_item *item)
     buf_fini(&body);
 }
 
+static void reply_text(struct http_call *call)
+{
+    http_call_end(call, HTTP_CALL_FINISHED, "done");
+    if (call->request) {
+        call->has_replied = true;
+        http_reply_body(call->app, call->request, call->request_id_text, "application/json",
+                        &call->text);
+    }
+}
+
 static void on_prepared(struct loop_task *task)
 {
     struct http_call *call = H2O_STRUCT_FROM_MEMBER(struct http_call, prepared_task, task);
@@ -195,6 +208,9 @@ static void on_prepared(struct loop_task *task)
     }
     if (call->prepare_code) {
         http_call_fail(call, HTTP_CALL_REJECTED, &call->error);
+    }
+    if (call->text_answer && !call->has_ended) {
+        reply_text(call);
     }
     for (uint32_t i = 0; i < call->choice_count; i++) {
         if (call->choices[i].has_mail) {

@@ -64,6 +64,14 @@ void http_info_models(struct app *app, struct st_h2o_req_t *request)
     http_reply_error(app, request, id, &error);
 }
 
+void http_info_version(struct app *app, struct st_h2o_req_t *request)
+{
+    struct buf body;
+    buf_init(&body);
+    buf_append_text(&body, "{\"version\":\"" BEZEL_VERSION "\"}");
+    reply(app, request, "application/json", &body);
+}
+
 void http_info_health(struct app *app, struct st_h2o_req_t *request)
 {
     struct buf body;

@@ -5,6 +5,7 @@
 
 #include <h2o.h>
 
+#include "frontend/api_text.h"
 #include "frontend/app.h"
 #include "frontend/http_auth.h"
 #include "frontend/http_cors.h"
@@ -26,6 +27,26 @@ static void route_chat(const struct handler *handler, h2o_req_t *request)
 static void route_completions(const struct handler *handler, h2o_req_t *request)
 {
     http_generate_start(handler->calls, request, API_ROUTE_COMPLETIONS);
+}
+
+static void route_tokenize(const struct handler *handler, h2o_req_t *request)
+{
+    http_generate_start_text(handler->calls, request, api_text_tokenize);
+}
+
+static void route_detokenize(const struct handler *handler, h2o_req_t *request)
+{
+    http_generate_start_text(handler->calls, request, api_text_detokenize);
+}
+
+static void route_render(const struct handler *handler, h2o_req_t *request)
+{
+    http_generate_start_text(handler->calls, request, api_text_render);
+}
+
+static void route_version(const struct handler *handler, h2o_req_t *request)
+{
+    http_info_version(handler->app, request);
 }
 
 static void route_models(const struct handler *handler, h2o_req_t *request)
@@ -55,12 +76,16 @@ static const struct route {
     enum http_access access;
     void (*serve)(const struct handler *handler, h2o_req_t *request);
 } routes[] = {
+    {"/detokenize", false, true, HTTP_ACCESS_KEY, route_detokenize},
     {"/health", false, false, HTTP_ACCESS_OPEN, route_health},
     {"/metrics", false, false, HTTP_ACCESS_KEY, route_metrics},
     {"/ready", false, false, HTTP_ACCESS_OPEN, route_ready},
+    {"/tokenize", false, true, HTTP_ACCESS_KEY, route_tokenize},
     {"/v1/chat/completions", false, true, HTTP_ACCESS_KEY, route_chat},
+    {"/v1/chat/completions/render", false, true, HTTP_ACCESS_KEY, route_render},
     {"/v1/completions", false, true, HTTP_ACCESS_KEY, route_completions},
     {"/v1/models", true, false, HTTP_ACCESS_KEY, route_models},
+    {"/version", false, false, HTTP_ACCESS_KEY, route_version},
 };
 
 static bool matches(const struct route *route, const h2o_iovec_t *path)

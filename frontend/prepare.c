@@ -5,10 +5,9 @@
 #include "common/json.h"
 #include "common/mem.h"
 
-static enum err_code check_model(const struct prepare_model *model,
-                                 const struct api_request *request, struct api_error *error)
+enum err_code prepare_check_model(const struct prepare_model *model, const struct api_text *name,
+                                  struct api_error *error)
 {
-    const struct api_text *name = &request->model;
     if (!name->at || (strlen(model->name) == name->byte_count &&
                       memcmp(model->name, name->at, name->byte_count) == 0)) {
         return ERR_OK;
@@ -20,9 +19,8 @@ static enum err_code check_model(const struct prepare_model *model,
     return code;
 }
 
-static enum err_code render_chat(const struct prepare_model *model,
-                                 const struct api_request *request, struct tok_ids *out_prompt,
-                                 struct api_error *error)
+enum err_code prepare_render(const struct prepare_model *model, const struct api_request *request,
+                             struct buf *out_text, struct tok_ids *out_ids, struct api_error *error)
 {
     if (!model->tokenizer) {
         return api_error_set(error, ERR_UNSUPPORTED, "messages",
@@ -48,7 +46,10 @@ static enum err_code render_chat(const struct prepare_model *model,
     if (code) {
         api_error_from_err(error, &err);
     } else {
-        chat_encode(model->tokenizer, &prompt, out_prompt);
+        chat_encode(model->tokenizer, &prompt, out_ids);
+    }
+    if (!code && out_text) {
+        buf_append(out_text, prompt.text.at, prompt.text.used_bytes);
     }
     chat_prompt_fini(&prompt);
     return code;
@@ -95,7 +96,7 @@ static enum err_code prepare_prompt(const struct prepare_model *model,
                                     struct prepared_prompt *prompt, struct api_error *error)
 {
     enum err_code code = request->route == API_ROUTE_CHAT
-                             ? render_chat(model, request, &prompt->ids, error)
+                             ? prepare_render(model, request, input->rendered, &prompt->ids, error)
                              : encode_completion(model, request, index, prompt, error);
     if (!code) {
         code = api_plan_build(request, model->checkpoint, &input->limits, &prompt->ids,
@@ -119,7 +120,7 @@ enum err_code prepare_request(const struct prepare_model *model, const struct pr
         code = api_request_parse(prepared->body, input->route, &prepared->request, error);
     }
     if (!code) {
-        code = check_model(model, &prepared->request, error);
+        code = prepare_check_model(model, &prepared->request.model, error);
     }
     if (!code) {
         code = check_stops(model, &prepared->request, error);

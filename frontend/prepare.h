@@ -31,6 +31,7 @@ struct prepare_input {
     struct api_limits limits;
     const struct buf *body; /* borrowed */
     uint64_t random_seed;   /* where the request has none */
+    struct buf *rendered;   /* a chat's prompt as text is appended; null: not wanted */
 };
 
 struct prepared_prompt {
@@ -53,6 +54,16 @@ ERR_NODISCARD enum err_code prepare_request(const struct prepare_model *model,
                                             const struct prepare_input *input,
                                             struct prepared *out_prepared, struct api_error *error);
 void prepare_fini(struct prepared *prepared);
+
+/* A chat's messages into a prompt; out_text may be null. */
+ERR_NODISCARD enum err_code prepare_render(const struct prepare_model *model,
+                                           const struct api_request *request, struct buf *out_text,
+                                           struct tok_ids *out_ids, struct api_error *error);
+
+/* Errors: ERR_NOT_FOUND where name is another model's. */
+ERR_NODISCARD enum err_code prepare_check_model(const struct prepare_model *model,
+                                                const struct api_text *name,
+                                                struct api_error *error);
 
 /* Seed of the choice of that index among those of its prompt. */
 uint64_t prepare_seed(const struct prepared *prepared, uint32_t prompt_index, uint32_t index);
