@@ -80,4 +80,5 @@ async def main():
                   f"{r['tokens_per_sec']:10.0f} {r['events']:7d}", flush=True)
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -104,7 +104,7 @@ static void load_greedy(struct golden *golden, const struct st_set *set)
 
 /* Of the run that agrees less: the better one less two points is more than the other reaches.  The rate is
  * not in golden.safetensors: its bf16 runs' best token may lie outside the truth's 16 best. */
-static double load_top1_rate(const char *dir)
+static double load_top1_rate(const char *dir, bool *out_weighs_positions)
 {
     char path[1200];
     struct err err = {0};
@@ -119,6 +119,8 @@ static double load_top1_rate(const char *dir)
         test_ok(json_get_f64_or(object, run_texts[run], "top1", 0, &rate, &err), &err);
         lowest = fmin(lowest, rate);
     }
+    test_ok(json_get_bool_or(noise, "", "top1_weighs_positions", false, out_weighs_positions, &err),
+            &err);
     json_release(noise);
     test_true(lowest > 0 && lowest < 1);
     return lowest;
@@ -145,7 +147,7 @@ struct golden *golden_load(const char *name)
     struct st_set *set = NULL;
     struct model_config config;
     struct err err = {0};
-    (void)snprintf(golden->dir, sizeof(golden->dir), "%s/checkpoints/%s", test_golden_dir(), name);
+    (void)snprintf(golden->dir, sizeof(golden->dir), "%s/%s", test_checkpoints_dir(), name);
     (void)snprintf(path, sizeof(path), "%s/golden.safetensors", golden->dir);
     test_ok(model_config_load(golden->dir, &config, &err), &err);
     golden->vocab_tokens = config.info.vocab_tokens;
@@ -154,7 +156,11 @@ struct golden *golden_load(const char *name)
     load_cases(golden, set);
     load_greedy(golden, set);
     st_close(set);
-    golden->top1_rate = load_top1_rate(golden->dir);
+    bool weighs_positions = false;
+    golden->top1_rate = load_top1_rate(golden->dir, &weighs_positions);
+    for (uint32_t i = 0; i < golden->case_count; i++) {
+        golden->cases[i].weighs_positions = weighs_positions;
+    }
     make_yardstick(golden);
     return golden;
 }
@@ -196,8 +202,10 @@ void golden_meter_add(struct golden_meter *meter, const struct golden_case *gold
     for (uint32_t i = 0; best_ids != NULL && i < golden_case->count; i++) {
         agreed += best_ids[i] == golden_case->top_ids[(uint64_t)i * GOLDEN_TOP];
     }
+    double weight = golden_case->weighs_positions ? golden_case->count : 1;
     meter->mean_sum += sum / (double)pairs;
-    meter->top1_sum += (double)agreed / golden_case->count;
+    meter->top1_sum += weight * agreed / golden_case->count;
+    meter->top1_weight += weight;
     meter->case_count++;
 }
 
@@ -208,7 +216,7 @@ struct golden_distance golden_meter_distance(const struct golden_meter *meter)
 
 double golden_meter_top1_rate(const struct golden_meter *meter)
 {
-    return meter->top1_sum / meter->case_count;
+    return meter->top1_sum / meter->top1_weight;
 }
 
 bool golden_is_within(const struct golden *golden, const struct golden_distance *distance,

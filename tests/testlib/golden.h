@@ -23,6 +23,7 @@ enum golden_run {
 
 struct golden_case {
     uint32_t count;                        /* prompt tokens */
+    bool weighs_positions;                 /* in rates each position counts, not each case */
     uint32_t *ids;                         /* [count] */
     uint32_t *top_ids;                     /* [count, GOLDEN_TOP] best first */
     float *top_logprobs;                   /* [count, GOLDEN_TOP] the truth */
@@ -56,7 +57,8 @@ struct golden {
     uint32_t greedy_count;
     struct golden_distance runs[GOLDEN_RUN_COUNT];
     struct golden_distance yardstick; /* mean and max each of the better run */
-    double top1_rate; /* how often the worse bf16 run's best token is the truth's, case means */
+    double top1_rate; /* how often the worse bf16 run's best token is the truth's: means over cases,
+                         or over positions where reference-noise.json says so */
 };
 
 /* name: "dense-unified", ...  All is owned by the result. */
@@ -68,6 +70,7 @@ struct golden_meter {
     double mean_sum;
     double max;
     double top1_sum;
+    double top1_weight;
     uint32_t case_count;
 };
 

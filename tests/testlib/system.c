@@ -37,11 +37,12 @@ static void link_program(const struct system_process *process, const char *name,
     test_true(symlink(target, path) == 0);
 }
 
-static void exec_launcher(const struct system_process *process, const char *const *args, int out_fd)
+static void exec_launcher(const struct system_process *process, const char *model_dir,
+                          const char *const *args, int out_fd)
 {
     const char *argv[MAX_ARGS + 10] = {
-        TEST_BEZEL_EXE, "serve",          TEST_SYSTEM_MODEL_DIR, "--port",    "0",
-        "--run-dir",    process->run_dir, "--program-dir",       process->dir};
+        TEST_BEZEL_EXE, "serve",          model_dir,       "--port",    "0",
+        "--run-dir",    process->run_dir, "--program-dir", process->dir};
     size_t count = 9;
     for (size_t i = 0; args[i] != NULL && i < MAX_ARGS; i++) {
         argv[count++] = args[i];
@@ -84,6 +85,12 @@ static uint16_t read_port(int fd)
 
 void system_start(struct system_process *process, const char *const *args)
 {
+    system_start_model(process, TEST_SYSTEM_MODEL_DIR, args);
+}
+
+void system_start_model(struct system_process *process, const char *model_dir,
+                        const char *const *args)
+{
     int out[2];
     *process = (struct system_process){.dir = "/tmp/bezel-system-XXXXXX"};
     test_true(mkdtemp(process->dir) != NULL);
@@ -95,7 +102,7 @@ void system_start(struct system_process *process, const char *const *args)
     process->launcher = fork();
     test_true(process->launcher >= 0);
     if (process->launcher == 0) {
-        exec_launcher(process, args, out[1]);
+        exec_launcher(process, model_dir, args, out[1]);
     }
     (void)close(out[1]);
     process->port = read_port(out[0]);

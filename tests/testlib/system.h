@@ -21,6 +21,10 @@ struct system_process {
 /* args: options of `bezel serve`, null-terminated.  Returns when it says that it is ready. */
 void system_start(struct system_process *process, const char *const *args);
 
+/* The same with another checkpoint. */
+void system_start_model(struct system_process *process, const char *model_dir,
+                        const char *const *args);
+
 /* SIGTERM; the launcher must exit 0.  Removes dir. */
 void system_stop(struct system_process *process);
 

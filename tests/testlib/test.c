@@ -17,6 +17,7 @@ enum {
 
 static jmp_buf end_of_test;
 static bool times_count;
+static char checkpoints_dir[1024]; /* empty until it is known */
 
 void test_fail(const char *file, int line, const char *format, ...)
 {
@@ -97,10 +98,35 @@ const char *test_golden_dir(void)
     return access(TEST_GOLDEN_DIR, R_OK) == 0 ? TEST_GOLDEN_DIR : "tests/golden";
 }
 
+const char *test_checkpoints_dir(void)
+{
+    if (checkpoints_dir[0] == '\0') {
+        (void)snprintf(checkpoints_dir, sizeof(checkpoints_dir), "%s/checkpoints",
+                       test_golden_dir());
+    }
+    return checkpoints_dir;
+}
+
+/* The part of a name that is left, "" where there is none. */
+static const char *read_arguments(int argc, char **argv)
+{
+    int at = 1;
+    for (; at < argc && strncmp(argv[at], "--", 2) == 0; at++) {
+        if (strcmp(argv[at], "--times") == 0) {
+            times_count = true;
+        } else if (strcmp(argv[at], "--checkpoints") == 0 && at + 1 < argc) {
+            (void)snprintf(checkpoints_dir, sizeof(checkpoints_dir), "%s", argv[++at]);
+        } else {
+            (void)fprintf(stderr, "%s: %s is no option, or lacks a value\n", argv[0], argv[at]);
+            exit(EXIT_FAILURE);
+        }
+    }
+    return at < argc ? argv[at] : "";
+}
+
 int test_main(int argc, char **argv, const struct test_case *cases, size_t case_count)
 {
-    times_count = argc > 1 && strcmp(argv[1], "--times") == 0;
-    const char *filter = argc > 1 + times_count ? argv[1 + times_count] : "";
+    const char *filter = read_arguments(argc, argv);
     volatile unsigned passed = 0;
     volatile unsigned failed = 0;
     volatile unsigned skipped = 0;

@@ -22,7 +22,8 @@ struct test_case {
 #function, function \
     }
 
-/* Runs each case (or those whose name contains argv[1]); prints the closing line. */
+/* Runs each case; prints the closing line.  Arguments: [--times] [--checkpoints FOLDER] [PART OF A
+ * NAME], the latter for only those cases. */
 int test_main(int argc, char **argv, const struct test_case *cases, size_t case_count);
 
 /* Ends the running test as failed or skipped; does not return. */
@@ -61,5 +62,9 @@ uint64_t test_random(uint64_t *state);
 /* Directory of golden data: the tests/golden folder of the sources that were built, or where those are
  * not, of the working directory. */
 const char *test_golden_dir(void);
+
+/* Folder of the checkpoints with references: the golden ones, or what --checkpoints names, as
+ * tests/tools/make_checkpoints.py writes it. */
+const char *test_checkpoints_dir(void);
 
 #endif
