@@ -30,6 +30,7 @@ struct k_cuda_shape runner_cuda_shape(const struct model_config *config,
         .max_linear_out_elems = config->hidden_elems,
         .heads = config->heads,
         .vocab_tokens = config->info.vocab_tokens,
+        .experts = config->experts,
     };
     for (uint32_t i = 0; i < config->layer_count; i++) {
         const struct model_layer *layer = &config->layers[i];

@@ -34,7 +34,7 @@ static struct route_scratch route_scratch_of(const struct k_stream *stream, uint
 /* The router's input of one token, three roundings. */
 static void scale_row(const struct k_route_args *args, const uint16_t *x, uint16_t *out)
 {
-    float root = 1.0F / sqrtf((float)args->hidden_elems);
+    float root = (float)(1.0 / sqrt((double)args->hidden_elems));
     k_rmsnorm_row(x, NULL, args->hidden_elems, args->eps, out);
     for (uint32_t i = 0; i < args->hidden_elems; i++) {
         float n = k_round_bf16(k_f32_from_bf16(out[i]) * k_f32_from_bf16(args->scale[i]));

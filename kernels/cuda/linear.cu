@@ -366,7 +366,7 @@ static constexpr int most_steps(void)
 /* The fewest slices, then the most warps. */
 static struct split choose_split(uint32_t in_elems, uint32_t n_tiles, uint32_t max_slices)
 {
-    static const uint32_t step_choices[] = {4, 8, 12, MANY_STEPS};
+    static const uint32_t step_choices[] = {4, 8, 12, MANY_STEPS, 6};
     for (uint32_t slices = 1; slices <= max_slices; slices *= 2) {
         for (uint32_t steps : step_choices) {
             uint32_t warp_elems = steps * K_BLOCK * slices;
@@ -400,6 +400,7 @@ static cudaError_t launch_steps(struct k_stream *stream, const product_args &arg
 {
     switch (split.steps) {
     case 4: return launch_stream<PRODUCT, N_TILES, 4>(stream, args, split);
+    case 6: return launch_stream<PRODUCT, N_TILES, 6>(stream, args, split);
     case 8: return launch_stream<PRODUCT, N_TILES, 8>(stream, args, split);
     case 12: return launch_stream<PRODUCT, N_TILES, 12>(stream, args, split);
     default: /* foreign */
@@ -554,6 +555,7 @@ static cudaError_t allow_shared(cudaError_t error)
     constexpr int STAGES = N_TILES == 1 ? STAGES_FEW : STAGES_MANY;
     const void *kernels[] = {
         reinterpret_cast<const void *>(split_k_stream_kernel<PRODUCT, N_TILES, 4, STAGES>),
+        reinterpret_cast<const void *>(split_k_stream_kernel<PRODUCT, N_TILES, 6, STAGES>),
         reinterpret_cast<const void *>(split_k_stream_kernel<PRODUCT, N_TILES, 8, STAGES>),
         reinterpret_cast<const void *>(split_k_stream_kernel<PRODUCT, N_TILES, 12, STAGES>),
         reinterpret_cast<const void *>(

@@ -30,6 +30,7 @@ struct k_cuda_shape {
     uint32_t max_head_dim;
     uint32_t max_kv_heads;
     uint32_t vocab_tokens;
+    uint32_t experts; /* 0: none */
 };
 
 struct k_cuda_options {

@@ -13,7 +13,7 @@ static uint64_t largest(uint64_t a, uint64_t b)
 extern "C" uint64_t k_cuda_scratch_bytes(const struct k_cuda_shape *shape)
 {
     uint64_t bytes =
-        largest(k_cuda_attention_scratch_bytes(shape),
+        largest(largest(k_cuda_attention_scratch_bytes(shape), k_cuda_route_scratch_bytes(shape)),
                 largest(k_cuda_linear_scratch_bytes(shape), k_cuda_sample_scratch_bytes(shape)));
     return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
@@ -29,6 +29,9 @@ extern "C" enum err_code k_cuda_stream_create(const struct k_cuda_options *optio
     }
     if (error == cudaSuccess) {
         error = k_cuda_attention_prepare();
+    }
+    if (error == cudaSuccess) {
+        error = k_cuda_experts_prepare();
     }
     if (error == cudaSuccess) {
         error = k_cuda_linear_prepare();

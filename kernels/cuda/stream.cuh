@@ -51,7 +51,9 @@ enum err_code k_cuda_advance(struct k_stream *, const struct k_advance_args *, s
 uint64_t k_cuda_attention_scratch_bytes(const k_cuda_shape *shape);
 uint64_t k_cuda_linear_scratch_bytes(const k_cuda_shape *shape);
 uint64_t k_cuda_sample_scratch_bytes(const k_cuda_shape *shape);
+uint64_t k_cuda_route_scratch_bytes(const k_cuda_shape *shape);
 cudaError_t k_cuda_attention_prepare(void);
+cudaError_t k_cuda_experts_prepare(void);
 cudaError_t k_cuda_linear_prepare(void);
 
 #endif

@@ -39,7 +39,8 @@ void cuda_rig_open(struct cuda_rig *rig, const struct k_cuda_shape *shape,
                   .max_context_tokens = shape->max_context_tokens,
                   .max_group_heads = 16,
                   .max_head_dim = shape->max_head_dim,
-                  .vocab_tokens = shape->vocab_tokens},
+                  .vocab_tokens = shape->vocab_tokens,
+                  .max_experts = shape->experts},
         .softcap = SOFTCAP,
         .is_plain = true,
     };
@@ -207,6 +208,39 @@ static enum err_code head(struct k_stream *stream, const struct k_head_args *arg
     return code;
 }
 
+static enum err_code route(struct k_stream *stream, const struct k_route_args *args,
+                           struct err *err)
+{
+    enum err_code code = k_cpu_ops()->route(stream, args, err);
+    args->routing.starts[args->experts] += plant_step();
+    plant(args->normed, (uint64_t)args->rows * args->hidden_elems);
+    return code;
+}
+
+static enum err_code expert_gate_up(struct k_stream *stream, const struct k_expert_args *args,
+                                    struct err *err)
+{
+    enum err_code code = k_cpu_ops()->expert_gate_up(stream, args, err);
+    plant(args->out, (uint64_t)args->rows * args->top_experts * args->out_elems);
+    return code;
+}
+
+static enum err_code expert_down(struct k_stream *stream, const struct k_expert_args *args,
+                                 struct err *err)
+{
+    enum err_code code = k_cpu_ops()->expert_down(stream, args, err);
+    plant(args->out, (uint64_t)args->rows * args->top_experts * args->out_elems);
+    return code;
+}
+
+static enum err_code join_norm(struct k_stream *stream, const struct k_join_norm_args *args,
+                               struct err *err)
+{
+    enum err_code code = k_cpu_ops()->join_norm(stream, args, err);
+    plant(args->normed, (uint64_t)args->rows * args->hidden_elems);
+    return code;
+}
+
 static enum err_code open(struct k_stream *stream, const struct k_open_args *args, struct err *err)
 {
     enum err_code code = k_cpu_ops()->open(stream, args, err);
@@ -354,6 +388,10 @@ const struct k_ops *k_cuda_ops(void)
         .residual_norm = residual_norm,
         .gate_up = gate_up,
         .head = head,
+        .route = route,
+        .expert_gate_up = expert_gate_up,
+        .expert_down = expert_down,
+        .join_norm = join_norm,
         .open = open,
         .expand = expand,
         .sample = sample,

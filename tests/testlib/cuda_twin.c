@@ -28,7 +28,8 @@ struct k_stream *twin_stream(uint32_t vocab_tokens, float softcap)
                   .max_context_tokens = 4096,
                   .max_group_heads = 16,
                   .max_head_dim = 512,
-                  .vocab_tokens = vocab_tokens},
+                  .vocab_tokens = vocab_tokens,
+                  .max_experts = 1024},
         .softcap = softcap,
     };
     test_ok(k_cpu_stream_create(&options, &stream, &err), &err);

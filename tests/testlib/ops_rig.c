@@ -16,7 +16,8 @@ struct k_stream *ops_stream(enum ops_loops loops, float softcap)
                   .max_context_tokens = OPS_CONTEXT,
                   .max_group_heads = 32,
                   .max_head_dim = 512,
-                  .vocab_tokens = OPS_VOCAB},
+                  .vocab_tokens = OPS_VOCAB,
+                  .max_experts = OPS_EXPERTS},
         .softcap = softcap,
         .is_plain = loops == OPS_LOOPS_PLAIN,
     };

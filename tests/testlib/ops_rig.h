@@ -21,6 +21,7 @@ enum ops_loops {
 /* Shapes up to 1,024 inputs, 512 of a head, 4,096 of context, vocabulary 1,000; ends the test on an
  * error. */
 #define OPS_VOCAB   1000
+#define OPS_EXPERTS 64
 #define OPS_CONTEXT 4096
 struct k_stream *ops_stream(enum ops_loops loops, float softcap);
 
