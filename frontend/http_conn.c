@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -248,6 +249,12 @@ struct http_conn *http_conn_of(struct st_h2o_req_t *request)
 bool http_conn_is_gone(const struct http_conn *conn)
 {
     return conn->is_gone;
+}
+
+bool http_conn_is_dead(const struct http_conn *conn)
+{
+    struct pollfd state = {.fd = conn->fd};
+    return poll(&state, 1, 0) == 1 && (state.revents & (POLLERR | POLLHUP)) != 0;
 }
 
 void http_conn_add_guest(struct http_conn *conn, struct http_conn_guest *guest)

@@ -47,6 +47,8 @@ void http_conns_sweep(struct http_conns *conns, uint64_t now_ns);
 /* The connection of a request. */
 struct http_conn *http_conn_of(struct st_h2o_req_t *request);
 bool http_conn_is_gone(const struct http_conn *conn);
+/* Asks the system: true where nothing can be sent any more. */
+bool http_conn_is_dead(const struct http_conn *conn);
 
 /* on_gone is called at most once, and not from within this call. */
 void http_conn_add_guest(struct http_conn *conn, struct http_conn_guest *guest);

@@ -8,6 +8,7 @@
 #include "frontend/api_text.h"
 #include "frontend/app.h"
 #include "frontend/http_auth.h"
+#include "frontend/http_conn.h"
 #include "frontend/http_cors.h"
 #include "frontend/http_generate.h"
 #include "frontend/http_info.h"
@@ -158,13 +159,28 @@ static bool is_header_too_large(const struct handler *handler, h2o_req_t *reques
     return true;
 }
 
+/* h2o does not notice that a whole answer failed to leave, and would serve all that a client had
+ * sent ahead, in one turn of the loop. */
+static bool is_for_nobody(const struct handler *handler, h2o_req_t *request)
+{
+    struct api_error error;
+    if (request->version >= 0x200 || !http_conn_is_dead(http_conn_of(request))) {
+        return false;
+    }
+    request->http1_is_persistent = 0;
+    api_error_http(&error, 503, "client_gone", "the client has gone");
+    reply_http_error(handler, request, &error);
+    return true;
+}
+
 static int on_request(h2o_handler_t *own, h2o_req_t *request)
 {
     const struct handler *handler = H2O_STRUCT_FROM_MEMBER(struct handler, handler, own);
     const struct options *options = handler->app->options;
     const struct route *route = find_route(&request->path_normalized);
     struct api_error error;
-    if (is_header_too_large(handler, request) || http_cors_take_preflight(handler->app, request) ||
+    if (is_for_nobody(handler, request) || is_header_too_large(handler, request) ||
+        http_cors_take_preflight(handler->app, request) ||
         !http_auth_allow(handler->app, request, route ? route->access : HTTP_ACCESS_KEY)) {
         return 0;
     }

@@ -33,7 +33,8 @@ enum {
     DRAIN_GRACE_MS = 100,   /* for a request that crosses with the end on a kept connection */
     DRAIN_CANCEL_MS = 2000, /* for the last answers after the timeout */
     CLOSE_TURNS = 64,       /* of the loop, for connections to close at the end */
-    RECEIVE_BUFFER_BYTES = 128 << 10, /* the kernel doubles it for its own bookkeeping */
+    RECEIVE_BUFFER_BYTES = 128 << 10, /* the kernel doubles both for its own bookkeeping */
+    SEND_BUFFER_BYTES = 256 << 10,    /* else it would keep megabytes for each slow reader */
     KEEPALIVE_IDLE_S = 60,            /* probes find peers that vanished without a word */
     KEEPALIVE_INTERVAL_S = 15,
     KEEPALIVE_PROBES = 4,
@@ -169,6 +170,7 @@ static void set_socket_options(int fd, const struct options *options)
         int value;
     } rows[] = {
         {SOL_SOCKET, SO_RCVBUF, RECEIVE_BUFFER_BYTES},
+        {SOL_SOCKET, SO_SNDBUF, SEND_BUFFER_BYTES},
         {SOL_SOCKET, SO_KEEPALIVE, 1},
         {IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S},
         {IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S},
