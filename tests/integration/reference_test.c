@@ -327,6 +327,40 @@ static void test_page_sizes_give_the_same_bits(void)
     }
 }
 
+/* Whole, and in segments of one token, where experts have few pairs. */
+static void check_expert_blocks(const struct golden *golden, uint32_t chunk)
+{
+    static const uint32_t block_rows[] = {8, 16, 32, 64, 128};
+    const struct golden_case *at = &golden->cases[golden->case_count - 1];
+    uint32_t count = chunk == 1 ? 64 : at->count;
+    struct paged *chosen = paged_of(golden, 64);
+    uint16_t *want = logits_of(golden, count);
+    uint16_t *got = logits_of(golden, count);
+    test_true(chosen->config.experts > 0 && at->count >= count);
+    paged_sequence(chosen, at->ids, count, chunk, want);
+    for (uint32_t i = 0; i < sizeof(block_rows) / sizeof(block_rows[0]); i++) {
+        char what[64];
+        struct paged_options options = options_of(golden, 64);
+        options.expert_block_rows = block_rows[i];
+        struct paged *other = paged_create(&options);
+        paged_sequence(other, at->ids, count, chunk, got);
+        (void)snprintf(what, sizeof(what), "experts' pairs in blocks of %u", block_rows[i]);
+        check_bits(golden, count, got, want, what);
+        paged_destroy(other);
+    }
+    mem_free(got);
+    mem_free(want);
+    paged_destroy(chosen);
+}
+
+static void test_expert_blocks_give_the_same_bits(void)
+{
+    struct golden *golden = golden_load("moe");
+    check_expert_blocks(golden, WHOLE);
+    check_expert_blocks(golden, 1);
+    golden_destroy(golden);
+}
+
 static void check_straight(const char *name, uint32_t longest)
 {
     struct err err = {0};
@@ -573,6 +607,7 @@ static const struct test_case cases[] = {
     TEST(test_forced_greedy_agrees),
     TEST(test_segments_give_the_bits_of_the_whole),
     TEST(test_page_sizes_give_the_same_bits),
+    TEST(test_expert_blocks_give_the_same_bits),
     TEST(test_a_straight_forward_pass_agrees),
     TEST(test_thread_counts_give_the_same_bits),
     TEST(test_neighbours_and_padding_change_nothing),

@@ -142,6 +142,7 @@ struct paged *paged_create(const struct paged_options *options)
         .allocator = device->allocator,
         .tables = &paged->tables,
         .limits = limits,
+        .expert_block_rows = options->expert_block_rows,
     };
     test_ok(forward_create(&forward_options, &paged->forward, &err), &err);
     fill_token_index(paged, limits.max_step_tokens);

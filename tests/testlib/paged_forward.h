@@ -21,6 +21,7 @@ struct paged_options {
     uint32_t max_step_tokens;
     uint32_t max_context_tokens;
     uint32_t pad_tokens_multiple; /* padding tokens behind each step; 1: none */
+    uint32_t expert_block_rows;   /* 0: the backend's choice */
     bool is_plain;                /* cpu: the plain inner loops */
     bool poisons_padding; /* padding tokens compute with NaN; so do tokens of id 0, and their
                                      logit where embedding and head are one table */
