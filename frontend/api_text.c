@@ -1,7 +1,7 @@
 #include "frontend/api_text.h"
 
 #include "common/json.h"
-#include "frontend/api_request_internal.h"
+#include "frontend/api_read.h"
 #include "frontend/detok.h"
 
 static enum err_code need_tokenizer(const struct prepare_model *model, struct api_error *error)

@@ -48,6 +48,7 @@ typedef void (*engine_event_fn)(void *owner, const struct engine_event *event);
 struct engine_request {
     struct plan_admit admit; /* seq_id is set by the scheduler; arrays are copied by submit */
     int32_t priority;        /* lower runs first; 0 default */
+    uint64_t group;          /* of choices of one prompt, which share all pages they can; 0: none */
     uint64_t key_hash;       /* whose share of the server this is; 0: those without an API key */
     uint64_t deadline_ns;    /* monotonic; not finished then: FAILED(ERR_TIMEOUT); 0 none */
     engine_event_fn on_event;

@@ -103,6 +103,7 @@ enum err_code req_create(const struct engine_request *request, struct req **out_
     req->priority = request->priority;
     req->deadline_ns = request->deadline_ns;
     req->key_hash = request->key_hash;
+    req->group = request->group;
     req->on_event = request->on_event;
     req->owner = request->owner;
     req->admit = *from;

@@ -77,6 +77,7 @@ struct req {
     int32_t priority;
     uint64_t request_id;
     uint64_t key_hash;    /* of the API key; 0 none */
+    uint64_t group;       /* of choices of one prompt; 0 none */
     uint64_t arrival_seq; /* order of arrival: its place in the queue */
     uint64_t arrival_ns;
     uint64_t deadline_ns; /* of waiting and running; 0 none */

@@ -8,7 +8,7 @@
 #include "common/num.h"
 #include "frontend/scheduler_internal.h"
 
-/* Fewer are computed at once rather than waited for. */
+/* Fewer are computed at once rather than waited for, but by choices of one prompt. */
 #define MIN_SHARED_PAGES 4U
 
 /* Tokens from the front that the prompt of req and what other has so far have in common, in what the
@@ -57,6 +57,13 @@ static uint32_t covered_tokens(const struct sched *sched, const struct req *req)
     return covered;
 }
 
+static uint32_t least_tokens(const struct sched *sched, const struct req *leader,
+                             const struct req *req)
+{
+    bool is_choice = req->group != 0 && req->group == leader->group;
+    return (is_choice ? 1 : MIN_SHARED_PAGES) * sched->limits.geometry.page_tokens;
+}
+
 bool sched_awaits_prefix(const struct sched *sched, struct req *req)
 {
     if (!sched->limits.has_prefix_cache || req->admit.prompt_logprobs != 0 ||
@@ -70,10 +77,9 @@ bool sched_awaits_prefix(const struct sched *sched, struct req *req)
     }
     req->leader_seq_id = 0;
     uint32_t covered = covered_tokens(sched, req);
-    uint32_t least = covered + MIN_SHARED_PAGES * sched->limits.geometry.page_tokens;
     for (leader = sched->running.first; leader != NULL; leader = leader->next) {
         uint32_t shared = is_computing(leader) ? shared_tokens(&sched->limits, req, leader) : 0;
-        if (shared >= least && leads(leader, req, shared)) {
+        if (shared >= covered + least_tokens(sched, leader, req) && leads(leader, req, shared)) {
             req->leader_seq_id = leader->admit.seq_id;
             req->leader_tokens = shared;
             return true;

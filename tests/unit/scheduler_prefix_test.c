@@ -92,6 +92,19 @@ static void test_what_cannot_be_reused_is_not_waited_for(void)
     test_true(is_admitted_beside(true, &one, &first, &brief, &second));
 }
 
+static void test_choices_wait_for_a_page(void)
+{
+    struct rig_request first;
+    struct rig_request second;
+    struct engine_request one = rig_engine_request(&first, 60, OUTPUT, 1);
+    struct engine_request two = rig_engine_request(&second, 60, OUTPUT, 1);
+    one.group = 7;
+    two.group = 8;
+    test_true(is_admitted_beside(true, &one, &first, &two, &second));
+    two.group = 7;
+    test_true(!is_admitted_beside(true, &one, &first, &two, &second));
+}
+
 static void test_higher_standing_does_not_wait(void)
 {
     struct rig_request first;
@@ -172,6 +185,7 @@ static void test_waiting_is_bounded(void)
 static const struct test_case cases[] = {
     TEST(test_a_prefix_that_is_being_computed_is_waited_for),
     TEST(test_what_cannot_be_reused_is_not_waited_for),
+    TEST(test_choices_wait_for_a_page),
     TEST(test_higher_standing_does_not_wait),
     TEST(test_all_go_on_at_once),
     TEST(test_waiting_is_bounded),
