@@ -208,7 +208,9 @@ static void check_folder(struct check *check)
 }
 
 static enum err_code parse(struct check_options *options, struct opt_store *store, int argc,
-                           char **argv, bool *out_help, struct err *err)
+                           char **argv,
+                           bool *out_help, /* NOLINT(readability-non-const-parameter): written */
+                           struct err *err)
 {
     uint32_t positional_count = 0;
     const struct opt_arguments arguments = {
