@@ -106,14 +106,20 @@ static int reload(int argc, char **argv)
     return EXIT_SUCCESS;
 }
 
+static enum err_code find_program(const char *folder, const char *name, char path[PATH_BYTES],
+                                  struct err *err)
+{
+    char dir[PATH_BYTES / 2];
+    enum err_code code = serve_program_dir(dir, sizeof(dir), err);
+    return code != ERR_OK ? code : serve_find_program(dir, folder, name, path, PATH_BYTES, err);
+}
+
 /* Becomes a worker of the same build; argv is the caller's.  Returns when that fails. */
 static int become_worker(const struct options_argv *worker)
 {
     struct err err;
-    char dir[PATH_BYTES / 2];
     char path[PATH_BYTES];
-    if (serve_program_dir(dir, sizeof(dir), &err) == ERR_OK &&
-        serve_find_program(dir, "worker", "bezel-worker", path, sizeof(path), &err) == ERR_OK) {
+    if (find_program("worker", "bezel-worker", path, &err) == ERR_OK) {
         (void)fflush(stdout); /* before the worker writes */
         (void)execv(path, worker->argv);
         (void)err_errno(&err, errno, "starting '%s'", path);
@@ -121,12 +127,19 @@ static int become_worker(const struct options_argv *worker)
     return fail(&err);
 }
 
-/* bezel check ... -> bezel-worker --check ... */
+/* bezel check ... -> bezel-worker --check --frontend PATH ...; the worker asks that about text. */
 static int check(int argc, char **argv)
 {
+    struct err err;
+    char frontend[PATH_BYTES];
     struct options_argv worker = {0};
+    if (find_program("frontend", "bezel-frontend", frontend, &err) != ERR_OK) {
+        return fail(&err);
+    }
     options_argv_add(&worker, "bezel-worker");
     options_argv_add(&worker, "--check");
+    options_argv_add(&worker, "--frontend");
+    options_argv_add(&worker, frontend);
     for (int i = 1; i < argc; i++) {
         options_argv_add(&worker, argv[i]);
     }

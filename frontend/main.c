@@ -121,9 +121,12 @@ static enum err_code load_tokenizer(struct process *process, struct err *err)
     char path[4200];
     (void)snprintf(path, sizeof(path), "%s/tokenizer.json", options->model_dir);
     const char *cache_dir = options->cache_dir ? options->cache_dir : options->run_dir;
-    enum err_code code = tok_load(path, cache_dir, &process->tokenizer, err);
+    enum err_code code =
+        tok_load(path, options->check_text ? NULL : cache_dir, &process->tokenizer, err);
     if (code == ERR_NOT_FOUND) {
-        log_warn("main", "no_tokenizer", "text_routes=off");
+        if (!options->check_text) {
+            log_warn("main", "no_tokenizer", "text_routes=off");
+        }
         return ERR_OK;
     }
     return code;
@@ -166,6 +169,36 @@ static enum err_code load_model(struct process *process, struct err *err)
         chat_markers_find(process->tokenizer, &model->markers);
     }
     return ERR_OK;
+}
+
+/* For `bezel check`: one line that says how text is served, or a line for each reason why not. */
+static int check_text(struct process *process)
+{
+    static const char *const formats[] = {
+        [CHAT_FORMAT_NONE] = "no chat format",
+        [CHAT_FORMAT_LARGE] = "chat format large",
+        [CHAT_FORMAT_SMALL] = "chat format small",
+    };
+    struct err tokenizer_err;
+    struct err format_err;
+    enum chat_format format = CHAT_FORMAT_NONE;
+    enum err_code tokenizer_code = load_tokenizer(process, &tokenizer_err);
+    enum err_code format_code = choose_chat_format(process, &format, &format_err);
+    if (tokenizer_code) {
+        (void)printf("%s\n", tokenizer_err.message);
+    }
+    if (format_code) {
+        (void)printf("%s\n", format_err.message);
+    }
+    if (tokenizer_code || format_code) {
+        return EXIT_MAY_WORK_LATER;
+    }
+    if (process->tokenizer) {
+        (void)printf("tokenizer.json is there, %s\n", formats[format]);
+    } else {
+        (void)printf("no tokenizer.json: prompts and answers are token ids only\n");
+    }
+    return EXIT_SUCCESS;
 }
 
 static void on_signal(void *owner, int fd)
@@ -368,8 +401,13 @@ int main(int argc, char **argv, char **environment)
     if (!process->options.run_dir) {
         process->options.run_dir = process->run_dir;
     }
-    code = run(process, environment, &err);
-    int status = code ? fail(&process->options, &err) : EXIT_SUCCESS;
+    int status = EXIT_SUCCESS;
+    if (process->options.check_text) {
+        status = check_text(process);
+    } else {
+        code = run(process, environment, &err);
+        status = code ? fail(&process->options, &err) : EXIT_SUCCESS;
+    }
     take_down(process);
     mem_free(process);
     opt_store_fini(&store);

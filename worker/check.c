@@ -3,7 +3,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/mem.h"
 #include "common/opt.h"
@@ -13,7 +12,6 @@
 #include "worker/weights.h"
 
 enum {
-    PATH_BYTES = 4200,
     CLAUSE_BYTES = 2 * ERR_MESSAGE_BYTES
 };
 
@@ -137,21 +135,6 @@ static void report_kv(const struct check *check)
                check_bytes_text(global_bytes * config->max_positions, most));
 }
 
-static bool has_file(const struct check *check, const char *name)
-{
-    char path[PATH_BYTES];
-    (void)snprintf(path, sizeof(path), "%s/%s", check->options.model_dir, name);
-    return access(path, R_OK) == 0;
-}
-
-static void report_text(const struct check *check)
-{
-    bool has_tokenizer = has_file(check, "tokenizer.json");
-    buf_printf(check->out, "text       %s\n",
-               has_tokenizer ? "tokenizer.json is there"
-                             : "no tokenizer.json: prompts and answers are token ids only");
-}
-
 /* Headers only. */
 static void check_tensors(struct check *check)
 {
@@ -203,7 +186,7 @@ static void check_folder(struct check *check)
     if (is_supported || check->config.quant_method[0] == '\0') {
         check_tensors(check); /* those of a quantised file have other names and types */
     }
-    report_text(check);
+    check_report_text(check);
     check_report_memory(check);
 }
 

@@ -1,7 +1,8 @@
 /* `bezel check`: can this checkpoint be served, what does it take at which context, and if not, why.
  *
  * Reads config files and headers of weights, never a weight; needs no GPU, also to tell what one
- * would have to have.  Main thread. */
+ * would have to have.  Tokenizer and chat format are the frontend's: where the hidden option
+ * --frontend names its program, that is asked.  Main thread. */
 #ifndef WORKER_CHECK_H
 #define WORKER_CHECK_H
 

@@ -36,6 +36,10 @@ const char *check_bytes_text(uint64_t bytes, char text[CHECK_TEXT_BYTES]);
 /* "11,907,350,320" */
 const char *check_count_text(uint64_t count, char text[CHECK_TEXT_BYTES]);
 
+/* What the frontend says of tokenizer and chat format, or of the file alone where no frontend was named;
+ * adds a fault where it refuses them. */
+void check_report_text(struct check *check);
+
 /* What the backend takes at which context and what fits; adds a fault where nothing does. */
 void check_report_memory(struct check *check);
 

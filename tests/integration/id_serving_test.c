@@ -1,12 +1,14 @@
-/* Every variant's tiny checkpoint through `bezel serve` on two cpu threads.  None has a tokenizer: ids
+/* Every variant's tiny checkpoint through `bezel serve` on two cpu threads, and `bezel check`.  None has a tokenizer: ids
  * in, ids out, and one clear answer where a request needs text. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "common/json.h"
 #include "common/mem.h"
 #include "tests/testlib/golden.h"
 #include "tests/testlib/http_client.h"
+#include "tests/testlib/st_writer.h"
 #include "tests/testlib/system.h"
 #include "tests/testlib/test.h"
 
@@ -256,10 +258,82 @@ static void test_stop_ids_and_logprobs(void)
     stop(&served);
 }
 
+/* `bezel check` of a folder: its exit status, and what it printed. */
+static int run_check(const char *model_dir, struct buf *out)
+{
+    char command[2048];
+    char bytes[512];
+    size_t count = 0;
+    (void)snprintf(command, sizeof(command), "'%s' check '%s' --backend cpu", TEST_BEZEL_EXE,
+                   model_dir);
+    buf_init(out);
+    FILE *pipe = popen(command, "re"); /* NOLINT(cert-env33-c): paths of this build */
+    test_true(pipe != NULL);
+    while ((count = fread(bytes, 1, sizeof(bytes), pipe)) > 0) {
+        buf_append(out, bytes, count);
+    }
+    int status = pclose(pipe);
+    test_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void expect_check(const char *model_dir, int want_status, const char *text)
+{
+    struct buf out;
+    int status = run_check(model_dir, &out);
+    if (status != want_status || strstr(buf_text(&out), text) == NULL) {
+        test_fail(__FILE__, __LINE__, "exit %d, want %d and: %s\n... in:\n%s", status, want_status,
+                  text, buf_text(&out));
+    }
+    buf_fini(&out);
+}
+
+static void put_file(const char *dir, const char *name, const char *from_dir, size_t most_bytes)
+{
+    char path[2048];
+    char bytes[4096];
+    (void)snprintf(path, sizeof(path), "%s/%s", from_dir, name);
+    FILE *from = fopen(path, "re");
+    (void)snprintf(path, sizeof(path), "%s/%s", dir, name);
+    FILE *to = fopen(path, "we");
+    test_true(from != NULL && to != NULL);
+    for (size_t count = 1; count > 0 && most_bytes > 0; most_bytes -= count) {
+        size_t wanted = most_bytes < sizeof(bytes) ? most_bytes : sizeof(bytes);
+        count = fread(bytes, 1, wanted, from);
+        test_true(fwrite(bytes, 1, count, to) == count);
+    }
+    test_true(fclose(to) == 0 && fclose(from) == 0);
+}
+
+/* The three programs together: what they can serve, and a folder with a fault of each kind. */
+static void test_bezel_check_agrees(void)
+{
+    char dir[2048];
+    char broken[ST_DIR_BYTES];
+    for (size_t i = 0; i < NAME_COUNT; i++) {
+        (void)snprintf(dir, sizeof(dir), "%s/%s", test_checkpoints_dir(), names[i]);
+        expect_check(dir, 0, "It can be served.\n");
+        expect_check(dir, 0, "no tokenizer.json: prompts and answers are token ids only\n");
+    }
+    (void)snprintf(dir, sizeof(dir), "%s/../../deploy/demo-model", test_golden_dir());
+    expect_check(dir, 0, "tokenizer.json is there, chat format large\n");
+    st_dir_make(broken);
+    put_file(broken, "config.json", dir, SIZE_MAX);
+    put_file(broken, "tokenizer.json", dir, 1000);
+    put_file(broken, "chat_template.jinja", dir, 1000);
+    expect_check(broken, 1, "It cannot be served, for 3 reasons:\n");
+    expect_check(broken, 1, "  - the tensors are missing: ");
+    expect_check(broken, 1, "tokenizer.json: the text ends at byte 1000");
+    expect_check(broken, 1, "chat_template.jinja' is no known chat template");
+    st_dir_remove(broken);
+    expect_check("/nowhere/model", 1, "there is no model folder '/nowhere/model'");
+}
+
 static const struct test_case cases[] = {
     TEST(test_ids_of_every_variant),
     TEST(test_text_is_refused_in_one_line),
     TEST(test_stop_ids_and_logprobs),
+    TEST(test_bezel_check_agrees),
 };
 
 int main(int argc, char **argv)
