@@ -410,7 +410,7 @@ static void step(struct chat_args *args, char c, struct buf *out)
     case CHAT_ARGS_STRING:
     case CHAT_ARGS_HELD_STRING:
     case CHAT_ARGS_RAW:
-    case CHAT_ARGS_CLOSED: assert(!"taken as runs"); break;
+    case CHAT_ARGS_CLOSED: assert(false && "taken as runs"); break;
     }
 }
 
