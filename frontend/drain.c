@@ -17,6 +17,7 @@ enum err_code drain_run(struct drain *drain, uint32_t max_records, drain_record_
         if (!ring_consumer_try_pop(&drain->consumer, &record)) {
             break;
         }
+        drain->record_count++;
         if (record.epoch != drain->epoch) {
             drain->stale_count++;
             continue;

@@ -15,6 +15,7 @@
 struct drain {
     struct ring_consumer consumer;
     uint64_t epoch;
+    uint64_t record_count; /* handed on or dropped */
     uint64_t stale_count;
 };
 

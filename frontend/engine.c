@@ -40,8 +40,9 @@ struct engine {
     struct link_stats *worker_stats;
     struct drain drain; /* valid while is_draining */
     bool is_draining;
-    uint64_t stale_before; /* stale records of sessions that have ended */
-    uint64_t silence_ns;   /* an attached worker silent for so long is lost */
+    uint64_t stale_before;   /* stale records of sessions that have ended */
+    uint64_t records_before; /* and all of theirs */
+    uint64_t silence_ns;     /* an attached worker silent for so long is lost */
     uint64_t attaches;
     struct hello_welcome welcome; /* texts are in texts */
     char *texts[MAX_TEXTS];       /* owned; callers may hold them until engine_destroy */
@@ -182,6 +183,7 @@ static void detach(struct engine *engine, uint64_t now_ns)
     if (engine->is_draining) {
         engine->is_draining = false;
         engine->stale_before += engine->drain.stale_count;
+        engine->records_before += engine->drain.record_count;
         publish_lost(engine);
         sched_detach(engine->sched, why, now_ns);
     }
@@ -254,6 +256,7 @@ static void publish(struct engine *engine)
     struct sched_gate gate;
     sched_get_stats(engine->sched, &stats);
     sched_get_gate(engine->sched, &gate);
+    struct link_sent sent = link_sent(engine->link);
     struct engine_status status = {
         .is_attached = sched_is_attached(engine->sched),
         .welcome = engine->welcome,
@@ -266,6 +269,13 @@ static void publish(struct engine *engine)
         .prompt_tokens = stats.prompt_tokens,
         .output_tokens = stats.output_tokens,
         .steps = stats.steps,
+        .step_prompt_tokens = stats.step_prompt_tokens,
+        .step_decode_rows = stats.step_decode_rows,
+        .step_device_ns = stats.step_device_ns,
+        .step_span_ns = stats.step_span_ns,
+        .plan_messages = sent.messages,
+        .plan_bytes = sent.bytes,
+        .records = engine->records_before + (engine->is_draining ? engine->drain.record_count : 0),
         .plans_refused = stats.plans_refused,
         .retry_after_s = gate.retry_after_s,
         .preemptions = stats.preemptions,

@@ -104,6 +104,13 @@ struct engine_status {
     uint64_t prompt_tokens;
     uint64_t output_tokens;
     uint64_t steps;
+    uint64_t step_prompt_tokens; /* of the steps answered */
+    uint64_t step_decode_rows;
+    uint64_t step_device_ns; /* 0 where the worker does not say */
+    uint64_t step_span_ns;   /* from sending a STEP to its answer */
+    uint64_t plan_messages;  /* sent, of every kind */
+    uint64_t plan_bytes;
+    uint64_t records; /* received */
     uint64_t plans_refused;
     uint32_t retry_after_s; /* when a full queue will have room again */
     uint64_t preemptions;

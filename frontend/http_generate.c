@@ -78,7 +78,10 @@ static void count_outcome(struct http_call *call, enum http_call_outcome outcome
         metrics->success_abort++;
         break;
     case HTTP_CALL_REJECTED: metrics->rejected++; break;
-    case HTTP_CALL_FAILED: metrics->failed++; break;
+    case HTTP_CALL_FAILED:
+        metrics->failed++;
+        metrics->success_error++;
+        break;
     }
 }
 

@@ -198,6 +198,13 @@ static void copy_status(const struct app *app, const struct engine_status *statu
     metrics->worker_ready = status->is_ready;
     metrics->worker_attaches = status->worker_attaches;
     metrics->steps = status->steps;
+    metrics->step_prompt_tokens = status->step_prompt_tokens;
+    metrics->step_decode_rows = status->step_decode_rows;
+    metrics->step_device = seconds_of(status->step_device_ns);
+    metrics->step_span = seconds_of(status->step_span_ns);
+    metrics->plan_messages = status->plan_messages;
+    metrics->plan_bytes = status->plan_bytes;
+    metrics->records = status->records;
     metrics->plans_refused = status->plans_refused;
     metrics->records_stale = status->records_stale;
     metrics->local_left = status->figures.local_quota_left_pages;

@@ -48,8 +48,30 @@ void http_reply_request_id(struct app *app, struct st_h2o_req_t *request,
                    (unsigned long long)app_random(app), (unsigned long long)app_random(app));
 }
 
+static uint64_t *refusals_of(struct metrics *metrics, int status)
+{
+    switch (status) {
+    case 400: return &metrics->status_400;
+    case 401: return &metrics->status_401;
+    case 403: return &metrics->status_403;
+    case 404: return &metrics->status_404;
+    case 405: return &metrics->status_405;
+    case 408: return &metrics->status_408;
+    case 413: return &metrics->status_413;
+    case 417: return &metrics->status_417;
+    case 429: return &metrics->status_429;
+    case 431: return &metrics->status_431;
+    case 500: return &metrics->status_500;
+    case 503: return &metrics->status_503;
+    default: /* foreign */ return &metrics->status_other;
+    }
+}
+
 static void count_response(struct metrics *metrics, int status)
 {
+    if (status >= 400) {
+        (*refusals_of(metrics, status))++;
+    }
     metrics->responses_2xx += status < 300;
     metrics->responses_4xx += status >= 400 && status < 500;
     metrics->responses_5xx += status >= 500;

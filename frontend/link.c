@@ -55,7 +55,8 @@ struct link {
     uint64_t nonce;
     struct shm_segment segment;
     struct link_session session;
-    struct buf bytes;  /* of the message being sent */
+    struct buf bytes; /* of the message being sent */
+    struct link_sent sent;
     uint64_t pause_ns; /* before the next HELLO, once detached */
     char lost_text[ERR_MESSAGE_BYTES];
     char logged_text[ERR_MESSAGE_BYTES]; /* the last misfit, logged once */
@@ -394,7 +395,15 @@ void link_send(struct link *link, const struct plan_message *message)
         (void)err_set(&err, ERR_CLOSED, "a plan message cannot be sent: %s",
                       nng_strerror(result)); /* told by link_lost_text */
         link_drop(link, err.message);
+        return;
     }
+    link->sent.messages++;
+    link->sent.bytes += link->bytes.used_bytes;
+}
+
+struct link_sent link_sent(const struct link *link)
+{
+    return link->sent;
 }
 
 void link_drop(struct link *link, const char *why)

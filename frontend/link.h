@@ -64,6 +64,13 @@ const struct link_session *link_session(const struct link *link);
 /* Send on the plan socket.  What cannot be sent makes the link LOST at the next link_poll. */
 void link_send(struct link *link, const struct plan_message *message);
 
+/* Since link_create. */
+struct link_sent {
+    uint64_t messages;
+    uint64_t bytes;
+};
+struct link_sent link_sent(const struct link *link);
+
 /* End an attached session for a reason of ours: LOST at the next link_poll. */
 void link_drop(struct link *link, const char *why);
 

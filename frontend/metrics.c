@@ -119,12 +119,18 @@ struct page {
     const char *label; /* model_name="...", borrowed */
 };
 
+/* vLLM counts by engine, of which there is one here. */
+static const char *engine_label(const struct metric_row *row)
+{
+    return strncmp(row->name, "vllm:", 5) == 0 ? ",engine=\"0\"" : "";
+}
+
 static void put_name(const struct page *page, const struct metric_row *row, const char *suffix,
                      const char *extra_label)
 {
     const char *labels = row->labels;
-    buf_printf(page->out, "%s%s{%s%s%s%s%s} ", row->name, suffix, page->label, labels[0] ? "," : "",
-               labels, extra_label[0] ? "," : "", extra_label);
+    buf_printf(page->out, "%s%s{%s%s%s%s%s%s} ", row->name, suffix, page->label, engine_label(row),
+               labels[0] ? "," : "", labels, extra_label[0] ? "," : "", extra_label);
 }
 
 static void put_histogram(const struct page *page, const struct metric_row *row,

@@ -91,6 +91,10 @@ struct sched_stats {
     uint64_t output_tokens;
     uint64_t steps;
     uint64_t step_rows;
+    uint64_t step_prompt_tokens; /* of the steps answered, as all below */
+    uint64_t step_decode_rows;
+    uint64_t step_device_ns; /* 0 where the worker does not say */
+    uint64_t step_span_ns;   /* from sending a STEP to its answer */
     uint64_t plans_refused;
     uint64_t overtakes;
     uint64_t preemptions;

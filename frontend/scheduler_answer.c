@@ -312,6 +312,10 @@ static enum err_code on_step_done(struct sched *sched, const struct result_recor
     session->alive_ns = now_ns;
     session->refusals_in_row = 0;
     sched->stats.steps++;
+    sched->stats.step_prompt_tokens += step->load.tokens;
+    sched->stats.step_decode_rows += step_tokens(step) - step->load.tokens;
+    sched->stats.step_device_ns += record->as.step_done.device_ns;
+    sched->stats.step_span_ns += now_ns > step->sent_ns ? now_ns - step->sent_ns : 0;
     pop_step(sched, now_ns);
     return ERR_OK;
 }

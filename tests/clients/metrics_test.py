@@ -1,6 +1,7 @@
 """/metrics by Prometheus' own parser.  usage: metrics_test.py BUILD_DIR [NAME]"""
 
 import json
+import socket
 import sys
 import time
 import urllib.error
@@ -26,7 +27,7 @@ def figures(url):
     found = {}
     for family in text_string_to_metric_families(get(url)):
         for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k != "model_name"}
+            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
             found.setdefault(sample.name, {})[tuple(sorted(labels.items()))] = sample.value
     return found
 
@@ -86,7 +87,7 @@ def test_names_of_dashboards(url):
                  "request_inference_time", "request_prefill_time", "request_decode_time"):
         assert f"vllm:{name}_seconds_bucket" in found, name
     reasons = {dict(labels)["finished_reason"] for labels in found["vllm:request_success_total"]}
-    assert reasons == {"stop", "length", "abort"}, reasons
+    assert reasons == {"stop", "length", "abort", "error"}, reasons
 
 
 def test_a_request_is_counted_once_everywhere(url):
@@ -141,6 +142,80 @@ def test_refusals_are_counted(url):
     for what, more in (("arrived", 1), ("rejected", 1), ("finished", 0), ("failed", 0)):
         name = f"bezel:requests_{what}_total"
         assert after[name][()] - before[name][()] == more, what
+
+
+def test_refusals_by_status(url):
+    before = figures(url)["bezel:http_refusals_total"]
+    for path, status in (("/no/route", 404), ("/v1/completions", 405)):
+        try:
+            urllib.request.urlopen(url + path, timeout=10)
+            raise AssertionError(f"{path} is served")
+        except urllib.error.HTTPError as error:
+            assert error.code == status, (path, error.code)
+    after = figures(url)["bezel:http_refusals_total"]
+    grown = {dict(key)["status"]: after[key] - before[key] for key in after}
+    assert {k: v for k, v in grown.items() if v} == {"404": 1, "405": 1}, grown
+
+
+def until(what, condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def test_all_is_zero_after_a_mass_cancel(url):
+    count = 40
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": [2, 300, 301], "max_tokens": 4000, "ignore_eos": True,
+                       "stream": True}).encode()
+    wire = (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) +
+            body)
+    before = settled(url)
+    clients = [socket.create_connection((host, int(port)), timeout=10) for _ in range(count)]
+    for client in clients:
+        client.sendall(wire)
+    until("all are open", lambda: figures(url)["bezel:requests_open"][()] == count)
+    until("some run", lambda: figures(url)["vllm:num_requests_running"][()] > 0)
+    for client in clients:
+        client.close()
+    until("all have ended", lambda: figures(url)["bezel:requests_open"][()] == 0)
+    after = settled(url)
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
+                 "vllm:kv_cache_usage_perc", "bezel:requests_open", "bezel:worker_sequences",
+                 "bezel:pool_held_pages"):
+        assert set(after[name].values()) == {0}, (name, after[name])
+    assert after["bezel:pool_quota_left_pages"] == after["bezel:pool_pages"]
+    assert after["bezel:http_connections"][()] == 1  # that of /metrics
+
+    def grown(name):
+        return sum(after[name].values()) - sum(before[name].values())
+    assert grown("bezel:requests_cancelled_total") == grown("bezel:clients_gone_total") == count
+    assert grown("vllm:request_success_total") == count
+
+
+def test_counters_add_up(url):
+    found = settled(url)
+
+    def total(name):
+        return sum(found[name].values())
+
+    def of(what):
+        return total(f"bezel:requests_{what}_total")
+    assert of("arrived") == sum(of(k) for k in ("finished", "cancelled", "rejected", "failed"))
+    assert total("vllm:request_success_total") == of("arrived") - of("rejected")
+    classes = {dict(k)["class"]: v for k, v in found["bezel:http_responses_total"].items()}
+    assert classes["4xx"] + classes["5xx"] == total("bezel:http_refusals_total"), classes
+    tokens = {dict(k)["kind"]: v for k, v in found["bezel:step_tokens_total"].items()}
+    new = total("vllm:prompt_tokens_total") - total("vllm:prefix_cache_hits_total")
+    # A client may leave between the admission of its three tokens and their step.
+    assert new - 3 * of("cancelled") <= tokens["prompt"] <= new, (tokens, new)
+    # Each prompt's last step gives a token, too; some were under way when their client left.
+    assert tokens["decode"] <= total("vllm:generation_tokens_total") + 2 * of("cancelled"), tokens
+    assert total("bezel:ipc_records_total") >= (total("bezel:steps_total") +
+                                                total("vllm:generation_tokens_total"))
+    assert total("bezel:ipc_messages_total") >= total("bezel:steps_total")
+    assert total("bezel:ipc_bytes_total") > total("bezel:ipc_messages_total")
 
 
 if __name__ == "__main__":

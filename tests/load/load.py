@@ -40,6 +40,9 @@ class Settings:
     seed: int
 
 
+COMMON_LABELS = ("model_name", "engine")
+
+
 class Problem(Exception):
     """What a test found wrong."""
 
@@ -58,14 +61,14 @@ class Server(served.Served):
 
 
 async def read_metrics(session, url):
-    """(name, labels without model_name) -> value."""
+    """(name, labels without those that all share) -> value."""
     async with session.get(url + "/metrics") as answer:
         expect(answer.status == 200, f"/metrics answers {answer.status}")
         text = await answer.text()
     figures = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k != "model_name"))
+            labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in COMMON_LABELS))
             figures[sample.name, labels] = sample.value
     return figures
 

@@ -21,10 +21,13 @@ static void test_page_shape(void)
     buf_init(&page);
     metrics_render(&metrics, "a\"b", &page);
     test_eq_u64(sample(&page, "\nbezel:requests_arrived_total{model_name=\"a\\\"b\"} "), 7);
-    test_true(strstr(buf_text(&page), "vllm:num_requests_running{model_name=\"a\\\"b\"} 2.5\n"));
-    test_eq_u64(sample(&page, "\nvllm:request_success_total{model_name=\"a\\\"b\",finished_reason="
-                              "\"length\"} "),
-                3);
+    test_true(strstr(buf_text(&page),
+                     "vllm:num_requests_running{model_name=\"a\\\"b\",engine=\"0\"} 2.5\n"));
+    test_eq_u64(
+        sample(&page,
+               "\nvllm:request_success_total{model_name=\"a\\\"b\",engine=\"0\",finished_reason="
+               "\"length\"} "),
+        3);
     /* One HELP and TYPE per name, though several rows share it. */
     const char *type = strstr(buf_text(&page), "# TYPE vllm:request_success_total counter\n");
     test_true(type && !strstr(type + 1, "# TYPE vllm:request_success_total"));
@@ -75,14 +78,21 @@ static void test_histogram_is_cumulated(void)
     } buckets[] = {{"0.001", 2}, {"0.005", 3}, {"2.5", 3}, {"5", 4}, {"2560", 4}, {"+Inf", 5}};
     for (size_t i = 0; i < sizeof(buckets) / sizeof(buckets[0]); i++) {
         char start[120];
-        (void)snprintf(start, sizeof(start),
-                       "\nvllm:time_to_first_token_seconds_bucket{model_name=\"m\",le=\"%s\"} ",
-                       buckets[i].bound);
+        (void)snprintf(
+            start, sizeof(start),
+            "\nvllm:time_to_first_token_seconds_bucket{model_name=\"m\",engine=\"0\",le=\"%s\"} ",
+            buckets[i].bound);
         test_eq_u64(sample(&page, start), buckets[i].count);
     }
-    test_eq_u64(sample(&page, "\nvllm:time_to_first_token_seconds_count{model_name=\"m\"} "), 5);
-    test_eq_u64(sample(&page, "\nvllm:time_to_first_token_seconds_sum{model_name=\"m\"} "), 5003);
-    test_eq_u64(sample(&page, "\nvllm:e2e_request_latency_seconds_count{model_name=\"m\"} "), 0);
+    test_eq_u64(
+        sample(&page, "\nvllm:time_to_first_token_seconds_count{model_name=\"m\",engine=\"0\"} "),
+        5);
+    test_eq_u64(
+        sample(&page, "\nvllm:time_to_first_token_seconds_sum{model_name=\"m\",engine=\"0\"} "),
+        5003);
+    test_eq_u64(
+        sample(&page, "\nvllm:e2e_request_latency_seconds_count{model_name=\"m\",engine=\"0\"} "),
+        0);
     buf_fini(&page);
 }
 
