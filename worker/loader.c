@@ -251,6 +251,22 @@ enum err_code loader_settle(struct options *options, struct loaded *loaded, stru
     return ERR_OK;
 }
 
+/* Faults of the files are told before a device is touched, which may take seconds.  The cpu's loader
+ * begins with the same. */
+static enum err_code check_tensors(const struct options *options, const struct model_config *config,
+                                   struct err *err)
+{
+    struct st_set *set = NULL;
+    uint64_t unused_bytes = 0;
+    if (options->backend != OPTIONS_BACKEND_CUDA || options->load_format == OPTIONS_LOAD_DUMMY) {
+        return ERR_OK;
+    }
+    enum err_code code = st_open_folder(options->model_dir, &set, err);
+    code = code == ERR_OK ? weights_check(config, set, &unused_bytes, err) : code;
+    st_close(set);
+    return code == ERR_OK ? code : err_wrap(err, "weights of '%.80s'", options->model_dir);
+}
+
 enum err_code loader_open(const struct options *options, struct inject *inject,
                           const struct loader_progress *progress, struct loaded *loaded,
                           struct err *err)
@@ -267,6 +283,7 @@ enum err_code loader_open(const struct options *options, struct inject *inject,
     uint32_t context_tokens = 0; /* only whether it can be: a wrong one is told before loading */
     code = code == ERR_OK ? choose_context(options, &loaded->config, &context_tokens, err) : code;
     code = code == ERR_OK ? hash_files(options->model_dir, loaded, err) : code;
+    code = code == ERR_OK ? check_tensors(options, &loaded->config, err) : code;
     if (code != ERR_OK) {
         return code;
     }
