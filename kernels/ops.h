@@ -18,6 +18,7 @@
 
 #include "common/err.h"
 #include "kernels/experts.h"
+#include "kernels/ple.h"
 #include "kernels/sampler.h"
 
 #define K_SLOT_NONE        0xffffffffU /* a padding token: writes to the padding page, sees itself */
@@ -126,17 +127,17 @@ struct k_attention_args {
 };
 
 /* x = bf16(x + RMSNorm(h; post_weight)); then x = bf16(x * layer_scalar) where there is one;
- * normed = RMSNorm(x; next_weight). */
+ * normed = RMSNorm(x; next_weight), where there is a next_weight. */
 struct k_residual_norm_args {
     const uint16_t *h;            /* [rows, hidden] bf16 */
     const uint16_t *post_weight;  /* [hidden] bf16 */
     const uint16_t *layer_scalar; /* [1] bf16, or null */
-    const uint16_t *next_weight;  /* [hidden] bf16 */
+    const uint16_t *next_weight;  /* [hidden] bf16, or null */
     float eps;
     uint32_t rows;
     uint32_t hidden_elems;
     uint16_t *x;      /* [rows, hidden] bf16, in and out */
-    uint16_t *normed; /* [rows, hidden] bf16, out; may be h */
+    uint16_t *normed; /* [rows, hidden] bf16, out; may be h; not written without next_weight */
 };
 
 /* out = bf16(bf16(gelu_tanh(bf16(x gate^T))) * bf16(x up^T)). */
@@ -178,7 +179,6 @@ struct k_ops {
     enum err_code (*gate_up)(struct k_stream *stream, const struct k_gate_up_args *args,
                              struct err *err);
     enum err_code (*head)(struct k_stream *stream, const struct k_head_args *args, struct err *err);
-
     /* Mixture of experts: kernels/experts.h. */
     enum err_code (*route)(struct k_stream *stream, const struct k_route_args *args,
                            struct err *err);
@@ -187,6 +187,16 @@ struct k_ops {
     enum err_code (*expert_down)(struct k_stream *stream, const struct k_expert_args *args,
                                  struct err *err);
     enum err_code (*join_norm)(struct k_stream *stream, const struct k_join_norm_args *args,
+                               struct err *err);
+
+    /* Per-layer embeddings: kernels/ple.h.  ple_fetch is for a table that is slow to read: it begins
+     * to bring its rows to `fetched` beside what is enqueued next, up to the ple_inputs of the same
+     * args.  Null: the backend knows no such memory. */
+    enum err_code (*ple_fetch)(struct k_stream *stream, const struct k_ple_inputs_args *args,
+                               struct err *err);
+    enum err_code (*ple_inputs)(struct k_stream *stream, const struct k_ple_inputs_args *args,
+                                struct err *err);
+    enum err_code (*ple_layer)(struct k_stream *stream, const struct k_ple_layer_args *args,
                                struct err *err);
 
     /* Slots, step prologue and tail, sampler: kernels/sampler.h. */

@@ -2,6 +2,7 @@
  *
  *   x += RMSNorm(Attention(RMSNorm(x; input_norm)); post_attention_norm)
  *   x += RMSNorm(Mlp(RMSNorm(x; pre_feedforward_norm)); post_feedforward_norm)
+ *   x += what per-layer embeddings give, in models that have them: forward_ple.c
  *   x *= layer_scalar
  *
  * and with experts beside the Mlp, forward_moe.c.  Each norm is the tail of the operator before it, so the loop over the layers reads: products,
@@ -62,7 +63,8 @@ uint64_t forward_workspace_bytes(const struct model_config *config,
     for (uint32_t family = 0; family < RUNNER_FAMILY_COUNT; family++) {
         elems += rope_elems(&config->families[family].rope, limits->max_context_tokens);
     }
-    return elems * sizeof(uint16_t) + forward_moe_workspace_bytes(config, limits);
+    return elems * sizeof(uint16_t) + forward_moe_workspace_bytes(config, limits) +
+           forward_ple_workspace_bytes(config, limits);
 }
 
 void *forward_carve(const struct forward_options *options, uint64_t count, size_t elem_bytes)
@@ -150,6 +152,7 @@ enum err_code forward_create(const struct forward_options *options, struct forwa
                        (unsigned long long)forward_workspace_bytes(config, &options->limits));
     }
     code = forward_moe_create(options, &forward.moe, err);
+    code = code == ERR_OK ? forward_ple_create(options, &forward.ple, err) : code;
     code = code == ERR_OK ? create_pools(&forward, err) : code;
     if (code == ERR_OK) {
         *out_forward = forward;
@@ -318,6 +321,9 @@ static enum err_code mlp_block(struct forward *forward, const struct k_tokens *t
         return forward_moe_block(forward, tokens, index, &end, err);
     }
     enum err_code code = forward_dense_mlp(forward, tokens, index, err);
+    if (code == ERR_OK && forward->options.config->ple_elems > 0) {
+        return forward_ple_layer(forward, tokens, index, &end, err);
+    }
     return code == ERR_OK ? add_residual(forward, tokens, weights->post_feedforward_norm,
                                          end.layer_scalar, end.next_norm, err)
                           : code;
@@ -344,7 +350,9 @@ static enum err_code run_layer(struct forward *forward, const struct k_tokens *t
 
 enum err_code forward_run(struct forward *forward, const struct k_tokens *tokens, struct err *err)
 {
-    enum err_code code = embed(forward, tokens, err);
+    enum err_code code = forward_ple_fetch(forward, tokens, err);
+    code = code == ERR_OK ? embed(forward, tokens, err) : code;
+    code = code == ERR_OK ? forward_ple_inputs(forward, tokens, err) : code;
     for (uint32_t i = 0; code == ERR_OK && i < forward->options.config->layer_count; i++) {
         code = run_layer(forward, tokens, i, err);
     }

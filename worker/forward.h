@@ -36,6 +36,16 @@ struct forward_moe {
     uint16_t *out;    /* [T * top_experts, hidden] by pair */
 };
 
+/* Per-layer embeddings of a step; all zero in a model without. */
+struct forward_ple {
+    uint32_t layers;    /* of the model, also where fewer are run */
+    float table_scale;  /* bf16(sqrt(elements of a layer)) */
+    float inputs_scale; /* hidden^-0.5 */
+    uint16_t *inputs;   /* [T, layers, elements of a layer] */
+    uint16_t *gated;    /* [T, elements of a layer] */
+    uint16_t *fetched;  /* [T, layers, elements of a layer] rows of a far table; else null */
+};
+
 struct forward {
     struct forward_options options;
     struct k_pages pages[RUNNER_FAMILY_COUNT];
@@ -50,6 +60,7 @@ struct forward {
     uint16_t *projected; /* [T, hidden] output of o_proj and down_proj */
     uint16_t *gated;     /* [T, largest intermediate] */
     struct forward_moe moe;
+    struct forward_ple ple;
 };
 
 /* Errors: ERR_MEMORY, ERR_UNSUPPORTED (parts of Gemma 4 that this build does not run). */
@@ -70,8 +81,11 @@ ERR_NODISCARD enum err_code forward_head(struct forward *forward, const uint32_t
 uint64_t forward_page_bytes(const struct model_config *config, enum runner_family family,
                             uint32_t page_tokens);
 
-/* Bytes that forward_create takes beside the pages. */
+/* Bytes that forward_create takes beside the pages, and more where the table of per-layer
+ * embeddings is far. */
 uint64_t forward_workspace_bytes(const struct model_config *config,
                                  const struct runner_limits *limits);
+uint64_t forward_ple_fetched_bytes(const struct model_config *config,
+                                   const struct runner_limits *limits);
 
 #endif

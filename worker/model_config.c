@@ -354,25 +354,22 @@ enum err_code model_config_load(const char *model_dir, struct model_config *out_
 
 enum err_code model_config_check_supported(const struct model_config *config, struct err *err)
 {
-    const char *what = NULL;
     if (config->quant_method[0] != '\0') {
         return err_set(
             err, ERR_UNSUPPORTED,
             "quantization_config.quant_method is '%s': this build runs bf16 weights only",
             config->quant_method);
     }
-    if (config->ple_elems > 0) {
-        what = "hidden_size_per_layer_input";
-    } else if (config->families[RUNNER_FAMILY_LOCAL].kv_layers +
-                   config->families[RUNNER_FAMILY_GLOBAL].kv_layers <
-               config->layer_count) {
-        what = "num_kv_shared_layers";
-    }
-    if (what != NULL) {
+    if (config->ple_elems > 0 && config->experts > 0) {
         return err_set(err, ERR_UNSUPPORTED,
-                       "config.json sets %s: this build runs models without per-layer embeddings "
-                       "or shared KV",
-                       what);
+                       "hidden_size_per_layer_input is %u beside enable_moe_block: this build runs "
+                       "models with one of them",
+                       config->ple_elems);
+    }
+    if (config->ple_elems > 0 && config->ple_vocab_tokens < config->info.vocab_tokens) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "vocab_size_per_layer_input is %u, must be at least vocab_size = %u",
+                       config->ple_vocab_tokens, config->info.vocab_tokens);
     }
     if (config->families[RUNNER_FAMILY_LOCAL].layers == 0) {
         return err_set(err, ERR_UNSUPPORTED,

@@ -10,7 +10,8 @@ static struct k_cpu_options cpu_options(const struct model_config *config,
                                         const struct runner_limits *limits, uint32_t threads)
 {
     struct k_cpu_shape shape = {
-        .max_in_elems = num_max(config->hidden_elems, config->expert_intermediate_elems),
+        .max_in_elems = num_max(num_max(config->hidden_elems, config->expert_intermediate_elems),
+                                config->ple_elems),
         .max_context_tokens = limits->max_context_tokens,
         .vocab_tokens = limits->vocab_tokens,
         .max_experts = config->experts,

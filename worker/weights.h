@@ -6,6 +6,7 @@
 #ifndef WORKER_WEIGHTS_H
 #define WORKER_WEIGHTS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -31,6 +32,7 @@ struct weights {
     const uint16_t *lm_head;      /* [vocab, hidden] bf16; embed_tokens where tied */
     struct weights_layer *layers; /* owned, [layer_count] */
     uint32_t layer_count;
+    bool ple_is_far;           /* ple_embed_tokens lies in host memory, all else on a device */
     unsigned char *host_block; /* owned; null unless made by weights_open_host */
     uint64_t block_bytes;
 };

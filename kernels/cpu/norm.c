@@ -93,7 +93,10 @@ static void residual_rows(void *context, uint32_t item, uint32_t thread)
             sum = args->layer_scalar == NULL ? sum : sum * k_f32_from_bf16(*args->layer_scalar);
             x[i] = k_bf16_from_f32(sum);
         }
-        k_rmsnorm_row(x, args->next_weight, elems, args->eps, args->normed + (uint64_t)r * elems);
+        if (args->next_weight != NULL) {
+            k_rmsnorm_row(x, args->next_weight, elems, args->eps,
+                          args->normed + (uint64_t)r * elems);
+        }
     }
 }
 

@@ -93,6 +93,8 @@ const struct k_ops *k_cpu_ops(void)
         .expert_gate_up = k_cpu_expert_gate_up,
         .expert_down = k_cpu_expert_down,
         .join_norm = k_cpu_join_norm,
+        .ple_inputs = k_cpu_ple_inputs,
+        .ple_layer = k_cpu_ple_layer,
         .open = k_cpu_open,
         .expand = k_cpu_expand,
         .sample = k_cpu_sample,

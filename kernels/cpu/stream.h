@@ -53,6 +53,10 @@ enum err_code k_cpu_expert_down(struct k_stream *stream, const struct k_expert_a
                                 struct err *err);
 enum err_code k_cpu_join_norm(struct k_stream *stream, const struct k_join_norm_args *args,
                               struct err *err);
+enum err_code k_cpu_ple_inputs(struct k_stream *stream, const struct k_ple_inputs_args *args,
+                               struct err *err);
+enum err_code k_cpu_ple_layer(struct k_stream *stream, const struct k_ple_layer_args *args,
+                              struct err *err);
 enum err_code k_cpu_open(struct k_stream *stream, const struct k_open_args *args, struct err *err);
 enum err_code k_cpu_expand(struct k_stream *stream, const struct k_expand_args *args,
                            struct err *err);

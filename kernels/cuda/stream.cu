@@ -76,10 +76,25 @@ extern "C" uint64_t k_cuda_stream_launches(const struct k_stream *stream)
 extern "C" const struct k_ops *k_cuda_ops(void)
 {
     static const struct k_ops ops = {
-        k_cuda_embed_norm,     k_cuda_linear,      k_cuda_qkv_norm_rope, k_cuda_attention,
-        k_cuda_residual_norm,  k_cuda_gate_up,     k_cuda_head,          k_cuda_route,
-        k_cuda_expert_gate_up, k_cuda_expert_down, k_cuda_join_norm,     k_cuda_open,
-        k_cuda_expand,         k_cuda_sample,      k_cuda_logprobs,      k_cuda_advance,
+        k_cuda_embed_norm,
+        k_cuda_linear,
+        k_cuda_qkv_norm_rope,
+        k_cuda_attention,
+        k_cuda_residual_norm,
+        k_cuda_gate_up,
+        k_cuda_head,
+        k_cuda_route,
+        k_cuda_expert_gate_up,
+        k_cuda_expert_down,
+        k_cuda_join_norm,
+        nullptr,
+        nullptr,
+        nullptr,
+        k_cuda_open,
+        k_cuda_expand,
+        k_cuda_sample,
+        k_cuda_logprobs,
+        k_cuda_advance,
     };
     return &ops;
 }

@@ -161,8 +161,8 @@ static void test_mixed_and_ahead_is_as_alone(void)
 
 static void test_checkpoints_mixed_and_ahead(void)
 {
-    static const char *const names[] = {"dense-unified", "dense-sharded", "dense-window1024",
-                                        "moe"};
+    static const char *const names[] = {"dense-unified", "dense-sharded", "dense-window1024", "moe",
+                                        "ple-shared"};
     static const uint32_t chunks[] = {7, 64, 65};
     for (uint32_t n = 0; n < sizeof(names) / sizeof(names[0]); n++) {
         struct golden *golden = golden_load(names[n]);

@@ -18,7 +18,7 @@ enum {
 };
 
 static const char *const checkpoints[] = {"dense-unified", "dense-sharded", "dense-window1024",
-                                          "moe"};
+                                          "moe", "ple-shared"};
 
 #define CHECKPOINT_COUNT (sizeof(checkpoints) / sizeof(checkpoints[0]))
 

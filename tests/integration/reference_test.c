@@ -12,7 +12,7 @@
 #include "tests/testlib/test.h"
 
 static const char *const checkpoints[] = {"dense-unified", "dense-sharded", "dense-window1024",
-                                          "moe"};
+                                          "moe", "ple-shared"};
 #define CHECKPOINT_COUNT (sizeof(checkpoints) / sizeof(checkpoints[0]))
 
 #define WHOLE 2048 /* a segment longer than every case */
@@ -392,6 +392,7 @@ static void test_a_straight_forward_pass_agrees(void)
     check_straight("dense-sharded", 130);
     check_straight("dense-window1024", 9);
     check_straight("moe", 130);
+    check_straight("ple-shared", 130);
 }
 
 static void test_thread_counts_give_the_same_bits(void)
@@ -428,7 +429,7 @@ enum {
     FIRST_APART = 37, /* tokens between the first tokens of two sequences: different content */
 };
 
-static const char *const crowd_checkpoints[] = {"dense-unified", "moe"};
+static const char *const crowd_checkpoints[] = {"dense-unified", "moe", "ple-shared"};
 #define CROWD_COUNT (sizeof(crowd_checkpoints) / sizeof(crowd_checkpoints[0]))
 
 /* Sequence s runs counts[s] prompt tokens in the first step, then one per step. */

@@ -67,7 +67,8 @@ static void attend_query(struct straight *s, const struct model_layer *layer, ui
     uint32_t window = layer->window_tokens;
     uint32_t first = window != 0 && query + 1 > window ? query + 1 - window : 0;
     for (uint32_t j = first; j <= query; j++) {
-        const float *k = s->k + ((uint64_t)j * layer->kv_heads + kv_head) * head_dim;
+        const float *k =
+            s->k[layer->kv_source_layer] + ((uint64_t)j * layer->kv_heads + kv_head) * head_dim;
         s->scores[j] = 0.0;
         for (uint32_t d = 0; d < head_dim; d++) {
             s->scores[j] += (double)(q[d] * k[d]);
@@ -81,11 +82,38 @@ static void attend_query(struct straight *s, const struct model_layer *layer, ui
     for (uint32_t d = 0; d < head_dim; d++) {
         double value = 0.0;
         for (uint32_t j = first; j <= query; j++) {
-            const float *v = s->v + ((uint64_t)j * layer->kv_heads + kv_head) * head_dim;
+            const float *v =
+                s->v[layer->kv_source_layer] + ((uint64_t)j * layer->kv_heads + kv_head) * head_dim;
             value += s->scores[j] * (double)v[d];
         }
         out[d] = straight_round(value / sum);
     }
+}
+
+/* K and V of a layer that owns them. */
+static void keys_and_values(struct straight *s, const struct model_layer *layer,
+                            const struct weights_layer *weights)
+{
+    uint32_t hidden = s->config->hidden_elems;
+    uint32_t head_dim = layer->head_dim;
+    uint32_t elems = layer->kv_heads * head_dim;
+    float eps = s->config->rms_eps;
+    float *keys = mem_zalloc((uint64_t)s->count * elems, sizeof(float));
+    float *values = mem_zalloc((uint64_t)s->count * elems, sizeof(float));
+    straight_product(s->normed, s->count, hidden, weights->k_proj, elems, keys);
+    straight_product(s->normed, s->count, hidden, layer->k_eq_v ? weights->k_proj : weights->v_proj,
+                     elems, values);
+    for (uint32_t t = 0; t < s->count; t++) {
+        for (uint32_t head = 0; head < layer->kv_heads; head++) {
+            float *k = keys + ((uint64_t)t * layer->kv_heads + head) * head_dim;
+            float *v = values + ((uint64_t)t * layer->kv_heads + head) * head_dim;
+            straight_norm(k, weights->k_norm, head_dim, eps, k);
+            rotate(&layer->rope, head_dim, t, k);
+            straight_norm(v, NULL, head_dim, eps, v);
+        }
+    }
+    s->k[layer->kv_source_layer] = keys;
+    s->v[layer->kv_source_layer] = values;
 }
 
 static void attention(struct straight *s, const struct model_layer *layer,
@@ -96,22 +124,14 @@ static void attention(struct straight *s, const struct model_layer *layer,
     float eps = s->config->rms_eps;
     straight_product(s->normed, s->count, hidden, weights->q_proj, s->config->heads * head_dim,
                      s->q);
-    straight_product(s->normed, s->count, hidden, weights->k_proj, layer->kv_heads * head_dim,
-                     s->k);
-    straight_product(s->normed, s->count, hidden, layer->k_eq_v ? weights->k_proj : weights->v_proj,
-                     layer->kv_heads * head_dim, s->v);
+    if (layer->owns_kv) {
+        keys_and_values(s, layer, weights);
+    }
     for (uint32_t t = 0; t < s->count; t++) {
         for (uint32_t head = 0; head < s->config->heads; head++) {
             float *q = s->q + ((uint64_t)t * s->config->heads + head) * head_dim;
             straight_norm(q, weights->q_norm, head_dim, eps, q);
             rotate(&layer->rope, head_dim, t, q);
-        }
-        for (uint32_t head = 0; head < layer->kv_heads; head++) {
-            float *k = s->k + ((uint64_t)t * layer->kv_heads + head) * head_dim;
-            float *v = s->v + ((uint64_t)t * layer->kv_heads + head) * head_dim;
-            straight_norm(k, weights->k_norm, head_dim, eps, k);
-            rotate(&layer->rope, head_dim, t, k);
-            straight_norm(v, NULL, head_dim, eps, v);
         }
     }
     for (uint32_t t = 0; t < s->count; t++) {
@@ -204,8 +224,6 @@ void straight_forward(const struct model_config *config, const struct weights *w
         .normed = mem_zalloc((uint64_t)count * hidden, sizeof(float)),
         .hidden = mem_zalloc((uint64_t)count * hidden, sizeof(float)),
         .q = mem_zalloc(wide, sizeof(float)),
-        .k = mem_zalloc(wide, sizeof(float)),
-        .v = mem_zalloc(wide, sizeof(float)),
         .attended = mem_zalloc(wide, sizeof(float)),
         .gated = mem_zalloc(inner, sizeof(float)),
         .scores = mem_zalloc(count, sizeof(double)),
@@ -217,6 +235,9 @@ void straight_forward(const struct model_config *config, const struct weights *w
             s.x[(uint64_t)t * hidden + i] = straight_round((double)row * (double)scale);
         }
     }
+    if (config->ple_elems > 0) {
+        straight_ple_inputs(&s, weights, ids);
+    }
     for (uint32_t i = 0; i < config->layer_count; i++) {
         const struct weights_layer *layer = &weights->layers[i];
         norm_all(&s, layer->input_norm);
@@ -227,13 +248,23 @@ void straight_forward(const struct model_config *config, const struct weights *w
         if (config->experts > 0) {
             straight_moe(&s, layer);
         }
-        add(&s, layer->post_feedforward_norm, layer->layer_scalar);
+        if (config->ple_elems > 0) {
+            add(&s, layer->post_feedforward_norm, NULL);
+            straight_ple(&s, layer, i);
+        }
+        add(&s, config->ple_elems > 0 ? layer->ple_norm : layer->post_feedforward_norm,
+            layer->layer_scalar);
     }
     norm_all(&s, weights->norm);
     head(&s, weights, logits);
-    float *owned[] = {s.x, s.normed, s.hidden, s.q, s.k, s.v, s.attended, s.gated};
+    float *owned[] = {s.x, s.normed, s.hidden, s.q, s.attended, s.gated};
     for (uint32_t i = 0; i < sizeof(owned) / sizeof(owned[0]); i++) {
         mem_free(owned[i]);
     }
+    for (uint32_t i = 0; i < config->layer_count; i++) {
+        mem_free(s.k[i]);
+        mem_free(s.v[i]);
+    }
+    mem_free(s.ple);
     mem_free(s.scores);
 }

@@ -1,4 +1,4 @@
-/* Shared by straight_forward.c and straight_moe.c only. */
+/* Shared by straight_forward.c and the files of its parts, straight_*.c, only. */
 #ifndef TESTS_TESTLIB_STRAIGHT_INTERNAL_H
 #define TESTS_TESTLIB_STRAIGHT_INTERNAL_H
 
@@ -7,15 +7,16 @@
 struct straight {
     const struct model_config *config;
     uint32_t count;
-    float *x;        /* [count, hidden] */
-    float *normed;   /* [count, hidden] */
-    float *q;        /* [count, heads * head_dim] */
-    float *k;        /* [count, kv_heads * head_dim] */
-    float *v;        /* [count, kv_heads * head_dim] */
-    float *attended; /* [count, heads * head_dim] */
-    float *hidden;   /* [count, hidden] */
-    float *gated;    /* [count, intermediate] */
-    double *scores;  /* [count] */
+    float *x;                   /* [count, hidden] */
+    float *normed;              /* [count, hidden] */
+    float *q;                   /* [count, heads * head_dim] */
+    float *k[MODEL_MAX_LAYERS]; /* of layers that own KV: [count, kv_heads * head_dim] */
+    float *v[MODEL_MAX_LAYERS]; /* likewise */
+    float *attended;            /* [count, heads * head_dim] */
+    float *hidden;              /* [count, hidden] */
+    float *gated;               /* [count, intermediate] */
+    float *ple;     /* [count, layers, elements of a layer], null without per-layer embeddings */
+    double *scores; /* [count] */
 };
 
 float straight_round(double value);
@@ -32,5 +33,11 @@ void straight_geglu(float *gate, const float *up, uint64_t elems);
 
 /* hidden, the dense MLP's result, becomes the sum of both branches; reads x. */
 void straight_moe(struct straight *s, const struct weights_layer *weights);
+
+/* ple, from the tokens and their embeddings in x. */
+void straight_ple_inputs(struct straight *s, const struct weights *weights, const uint32_t *ids);
+
+/* hidden = what layer `index` gets of ple, before its norm; reads x. */
+void straight_ple(struct straight *s, const struct weights_layer *weights, uint32_t index);
 
 #endif

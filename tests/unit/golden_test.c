@@ -33,8 +33,8 @@ static void check_summary(const struct golden *golden)
 
 static void test_yardsticks_match_the_reference_summary(void)
 {
-    static const char *const names[] = {"dense-unified", "dense-sharded", "dense-window1024",
-                                        "moe"};
+    static const char *const names[] = {"dense-unified", "dense-sharded", "dense-window1024", "moe",
+                                        "ple-shared"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         struct golden *golden = golden_load(names[i]);
         check_summary(golden);

@@ -72,6 +72,7 @@ static void test_styles_agree_on_golden_checkpoints(void)
         {"checkpoints/dense-unified", 7, 2, 1, 64, 64, 512},
         {"checkpoints/dense-sharded", 7, 4, 2, 64, 64, 512},
         {"checkpoints/dense-window1024", 4, 2, 1, 1024, 64, 512},
+        {"checkpoints/ple-shared", 8, 1, 1, 64, 64, 512},
         {"../../deploy/demo-model", 6, 1, 1, 128, 192, 2048},
     };
     for (size_t i = 0; i < sizeof(want) / sizeof(want[0]); i++) {
@@ -279,11 +280,10 @@ static void test_shared_kv_and_wide_mlp(void)
     test_eq_u64(config.layers[2].intermediate_elems, 128);
     test_eq_u64(config.layers[3].intermediate_elems, 256);
     test_eq_u64(config.families[RUNNER_FAMILY_LOCAL].kv_layers, 2);
-    test_true(model_config_check_supported(&config, &err) == ERR_UNSUPPORTED);
-    test_true(strstr(err.message, "num_kv_shared_layers") != NULL);
+    test_ok(model_config_check_supported(&config, &err), &err);
 }
 
-static void test_variants_are_parsed_and_refused(void)
+static void test_variants_are_parsed_and_those_not_run_refused(void)
 {
     struct model_config config;
     struct err err = {0};
@@ -299,8 +299,14 @@ static void test_variants_are_parsed_and_refused(void)
                        &config);
     test_eq_u64(config.ple_elems, 32);
     test_eq_u64(config.ple_vocab_tokens, 512);
+    test_ok(model_config_check_supported(&config, &err), &err);
+    config_read_edited("\"hidden_size_per_layer_input\": 0",
+                       "\"hidden_size_per_layer_input\": 32, \"vocab_size_per_layer_input\": 511",
+                       &config);
     test_true(model_config_check_supported(&config, &err) == ERR_UNSUPPORTED);
-    test_true(strstr(err.message, "hidden_size_per_layer_input") != NULL);
+    test_true(strstr(err.message,
+                     "vocab_size_per_layer_input is 511, must be at least vocab_size = 512") !=
+              NULL);
     config_read_edited(
         "\"vocab_size\": 512",
         "\"vocab_size\": 512, \"quantization_config\": {\"quant_method\": \"modelopt\"}", &config);
@@ -322,7 +328,7 @@ static const struct test_case cases[] = {
     TEST(test_per_layer_config),
     TEST(test_older_rope_spellings),
     TEST(test_shared_kv_and_wide_mlp),
-    TEST(test_variants_are_parsed_and_refused),
+    TEST(test_variants_are_parsed_and_those_not_run_refused),
 };
 
 int main(int argc, char **argv)

@@ -228,7 +228,10 @@ static void check_checkpoint(const char *name, const char *prefix)
         check_slot(set, tensor, weights.layers[i].down_proj);
         (void)snprintf(tensor, sizeof(tensor), "%slayers.%u.layer_scalar", prefix, i);
         check_slot(set, tensor, weights.layers[i].layer_scalar);
-        test_eq_u64(weights.layers[i].v_proj == NULL, config.layers[i].k_eq_v);
+        test_eq_u64(weights.layers[i].v_proj == NULL,
+                    config.layers[i].k_eq_v || !config.layers[i].owns_kv);
+        test_eq_u64(weights.layers[i].k_proj == NULL, !config.layers[i].owns_kv);
+        test_eq_u64(weights.layers[i].ple_gate == NULL, config.ple_elems == 0);
     }
     st_close(set);
     weights_fini(&weights);
@@ -240,6 +243,7 @@ static void test_loads_golden_checkpoints(void)
     check_checkpoint("checkpoints/dense-sharded", "model.");
     check_checkpoint("checkpoints/dense-window1024", "model.");
     check_checkpoint("checkpoints/moe", "model.");
+    check_checkpoint("checkpoints/ple-shared", "model.");
     check_checkpoint("../../deploy/demo-model", "model.language_model.");
 }
 
