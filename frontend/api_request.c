@@ -163,29 +163,13 @@ static enum err_code read_tools(const struct json_t *body, struct api_request *r
                                 struct api_error *error)
 {
     const struct json_t *tools = api_request_given(body, "tools");
-    const struct json_t *choice = api_request_given(body, "tool_choice");
     if (tools && json_kind(tools) != JSON_KIND_ARRAY) {
         return api_request_wrong_kind(tools, "tools", "a list of tools", error);
     }
-    bool is_none = false;
-    if (choice) {
-        const char *text = json_kind(choice) == JSON_KIND_TEXT ? json_text(choice, NULL) : "";
-        is_none = strcmp(text, "none") == 0;
-        if (json_kind(choice) != JSON_KIND_TEXT && json_kind(choice) != JSON_KIND_OBJECT) {
-            return api_request_wrong_kind(choice, "tool_choice", "a string or an object", error);
-        }
-        if (!is_none && strcmp(text, "auto") != 0) {
-            return api_error_set(error, ERR_UNSUPPORTED, "tool_choice",
-                                 "tool_choice must be 'none' or 'auto': forcing a call is not "
-                                 "served");
-        }
-        if (!is_none && !tools) {
-            return api_error_set(error, ERR_ARGUMENT, "tool_choice",
-                                 "tool_choice needs tools to choose from");
-        }
-    }
+    enum err_code code = api_request_read_tool_choice(body, tools, request, error);
+    bool is_none = request->tool_choice == API_TOOL_CHOICE_NONE;
     request->tools = tools && !is_none && json_count(tools) > 0 ? tools : NULL;
-    return ERR_OK;
+    return code;
 }
 
 /* chat_template_kwargs.enable_thinking decides; without it, any reasoning_effort but "none". */

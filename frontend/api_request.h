@@ -26,6 +26,14 @@ enum api_route {
     API_ROUTE_COMPLETIONS,
 };
 
+/* Whether the model calls a tool.  The last two need a mask over its tokens. */
+enum api_tool_choice {
+    API_TOOL_CHOICE_AUTO,     /* as it likes */
+    API_TOOL_CHOICE_NONE,     /* it does not see the tools */
+    API_TOOL_CHOICE_REQUIRED, /* one or more */
+    API_TOOL_CHOICE_NAMED,    /* exactly that one */
+};
+
 struct api_text {
     const char *at; /* borrowed from the body's JSON */
     size_t byte_count;
@@ -54,6 +62,8 @@ struct api_request {
     struct api_text model;         /* at is null where none was named */
     const struct json_t *messages; /* chat; borrowed */
     const struct json_t *tools;    /* chat; borrowed; null where none apply */
+    enum api_tool_choice tool_choice;
+    struct api_text tool_name; /* NAMED; borrowed */
     bool has_thinking;
     bool enable_thinking;
     bool preserve_thinking;

@@ -8,6 +8,11 @@
 ERR_NODISCARD enum err_code api_request_read_fields(const struct json_t *body,
                                                     struct api_request *request,
                                                     struct api_error *error);
+/* tool_choice into request->tool_choice and tool_name.  tools: the request's, null where absent. */
+ERR_NODISCARD enum err_code api_request_read_tool_choice(const struct json_t *body,
+                                                         const struct json_t *tools,
+                                                         struct api_request *request,
+                                                         struct api_error *error);
 ERR_NODISCARD enum err_code api_request_read_salt(const struct json_t *body,
                                                   struct api_request *request,
                                                   struct api_error *error);
