@@ -36,7 +36,7 @@ uint64_t forward_moe_workspace_bytes(const struct model_config *config,
         (config->expert_intermediate_elems + (uint64_t)config->hidden_elems) * sizeof(uint16_t) +
         2 * sizeof(uint32_t) + sizeof(float);
     return sizes.tokens * config->hidden_elems * sizeof(uint16_t) + sizes.pairs * pair_bytes +
-           (config->experts + 1ULL) * sizeof(uint32_t) + ARRAY_COUNT * ARRAY_SLACK_BYTES;
+           (config->experts + 1ULL) * sizeof(uint32_t) + (uint64_t)ARRAY_COUNT * ARRAY_SLACK_BYTES;
 }
 
 enum err_code forward_moe_create(const struct forward_options *options, struct forward_moe *out_moe,

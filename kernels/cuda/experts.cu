@@ -360,9 +360,14 @@ struct variant {
     {
         const void *kernel = reinterpret_cast<const void *>(
             expert_product_kernel<GATE_UP, M_TILES, N_TILES, STAGES, BLOCKS>);
+        if (error == cudaSuccess) {
+            error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         G::SHARED_BYTES);
+        }
+        /* All of it: else the system may leave room for fewer blocks than are meant to share an SM. */
         return error == cudaSuccess
-                   ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          G::SHARED_BYTES)
+                   ? cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                          cudaSharedmemCarveoutMaxShared)
                    : error;
     }
 };

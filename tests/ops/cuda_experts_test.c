@@ -65,7 +65,7 @@ static void draw_ids(struct products *at, uint64_t *random)
 {
     const struct layout *layout = at->layout;
     for (uint32_t p = 0; p < MAX_ROWS * layout->top; p++) {
-        uint32_t *row = at->ids + p / layout->top * layout->top;
+        uint32_t *row = at->ids + (size_t)(p / layout->top) * layout->top;
         uint32_t k = p % layout->top;
         bool is_new = false;
         while (!is_new) {

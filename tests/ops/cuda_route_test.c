@@ -271,7 +271,8 @@ static void test_arbitrary_rows_have_distinct_experts(void)
     run_route(&rig, &at, ROWS);
     cuda_rig_wait(&rig);
     run_twin(&at, ROWS);
-    uint32_t *ids = twin_read(&at.ids, ROWS * at.layout.top * sizeof(uint32_t), "arbitrary rows");
+    uint32_t *ids =
+        twin_read(&at.ids, (size_t)ROWS * at.layout.top * sizeof(uint32_t), "arbitrary rows");
     uint16_t *normed = twin_read(&at.normed, (size_t)ROWS * at.layout.hidden * 2, "arbitrary rows");
     uint32_t same = 0;
     for (uint32_t p = 0; p < ROWS * at.layout.top; p++) {

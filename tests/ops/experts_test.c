@@ -206,15 +206,15 @@ static void test_ties_go_to_the_lower_id(void)
 {
     struct route at;
     route_init(&at, 2, 16, 4);
-    memset(at.proj, 0, 16 * HIDDEN * sizeof(uint16_t));
+    memset(at.proj, 0, 16UL * HIDDEN * sizeof(uint16_t));
     run_route(&at, OPS_LOOPS_BEST);
     for (uint32_t k = 0; k < 8; k++) {
         test_eq_u64(at.routing.ids[k], k % 4);
     }
     check_pairs(&at);
     for (uint32_t e = 0; e < 16; e++) {
-        at.proj[e * HIDDEN] = k_bf16_from_f32((float)(e / 2 % 4));
-        at.proj[e * HIDDEN + 1] = 0;
+        at.proj[(size_t)e * HIDDEN] = k_bf16_from_f32((float)(e / 2 % 4));
+        at.proj[(size_t)e * HIDDEN + 1] = 0;
     }
     at.x[0] = ONE;
     at.x[HIDDEN] = ONE | 0x8000;
@@ -286,7 +286,7 @@ static void test_rows_that_are_not_finite(void)
     route_fini(&sound);
     route_fini(&at);
     route_init(&at, 1, 16, 16);
-    at.proj[11 * HIDDEN] = 0x7fc0;
+    at.proj[(size_t)11 * HIDDEN] = 0x7fc0;
     run_route(&at, OPS_LOOPS_BEST);
     check_distinct(&at, 0);
     test_eq_u64(at.routing.ids[15], 11);
@@ -359,11 +359,11 @@ static void products_init(struct products *at, uint32_t rows, uint32_t top, uint
     *at = (struct products){.inner = inner};
     route_init(&at->route, rows, EXPERTS, top);
     at->route.slots[rows / 2] = rows > 1 ? K_SLOT_NONE : 0;
-    at->gate_up = ops_random_bf16(&random, EXPERTS * 2 * matrix, 0.3);
+    at->gate_up = ops_random_bf16(&random, 2ULL * EXPERTS * matrix, 0.3);
     at->down = ops_random_bf16(&random, EXPERTS * matrix, 0.3);
     at->gated = mem_zalloc((uint64_t)rows * top * inner, sizeof(uint16_t));
     at->out = mem_zalloc((uint64_t)rows * top * HIDDEN, sizeof(uint16_t));
-    memset(at->gate_up + (EXPERTS - 1) * 2 * matrix, 0xff, 2 * matrix * sizeof(uint16_t));
+    memset(at->gate_up + 2ULL * (EXPERTS - 1) * matrix, 0xff, 2 * matrix * sizeof(uint16_t));
     memset(at->down + (EXPERTS - 1) * matrix, 0xff, matrix * sizeof(uint16_t));
     for (uint32_t i = 0; i < HIDDEN; i++) { /* a row's logit of it is below all others */
         at->route.proj[(EXPERTS - 1) * HIDDEN + i] = 0x7fc0;
@@ -425,8 +425,8 @@ static void dense_pair(const struct products *at, struct k_stream *stream, uint3
         .x = at->route.normed + (uint64_t)(pair / at->route.top) * HIDDEN,
         .rows = 1,
         .in_elems = HIDDEN,
-        .gate = at->gate_up + expert * 2 * matrix,
-        .up = at->gate_up + expert * 2 * matrix + matrix,
+        .gate = at->gate_up + 2ULL * expert * matrix,
+        .up = at->gate_up + 2ULL * expert * matrix + matrix,
         .intermediate_elems = at->inner,
         .out = gated,
     };

@@ -87,10 +87,77 @@ static void test_workspace_of_the_12b(void)
     mem_free(config);
 }
 
+/* Counts what it is asked for; nothing is ever touched. */
+struct counter {
+    uint64_t byte_count;
+    uint32_t allocations;
+};
+
+static void *count_bytes(void *context, size_t count, size_t elem_bytes)
+{
+    static unsigned char nowhere[256];
+    struct counter *counter = context;
+    counter->byte_count += (uint64_t)count * elem_bytes;
+    counter->allocations++;
+    return nowhere;
+}
+
+static enum err_code write_nothing(void *context, void *to, const void *from, size_t byte_count,
+                                   struct err *err)
+{
+    (void)context;
+    (void)to;
+    (void)from;
+    (void)byte_count;
+    (void)err;
+    return ERR_OK;
+}
+
+/* Memory that a forward pass takes is what the workspace's size says, but for alignment. */
+static void check_taken(const struct model_config *config)
+{
+    enum {
+        ALIGN_BYTES = 256
+    };
+    struct err err = {0};
+    struct counter counter = {0};
+    struct forward forward;
+    const struct stage_tables tables = {0};
+    const struct forward_options options = {
+        .config = config,
+        .allocator = {.context = &counter, .alloc = count_bytes, .write = write_nothing},
+        .tables = &tables,
+        .limits = {.slots = 4,
+                   .max_step_rows = 4,
+                   .max_step_tokens = 2048,
+                   .max_context_tokens = 4096,
+                   .page_tokens = 64,
+                   .pages = {7, 9}},
+    };
+    test_ok(forward_create(&options, &forward, &err), &err);
+    uint64_t pools = forward_page_bytes(config, RUNNER_FAMILY_LOCAL, 64) * 8 +
+                     forward_page_bytes(config, RUNNER_FAMILY_GLOBAL, 64) * 10;
+    uint64_t told = forward_workspace_bytes(config, &options.limits);
+    uint64_t taken = counter.byte_count - pools;
+    test_true(taken <= told && told - taken <= (uint64_t)counter.allocations * ALIGN_BYTES);
+}
+
+static void test_no_more_is_taken_than_is_told(void)
+{
+    struct model_config *config = config_12b();
+    check_taken(config);
+    config->experts = 128;
+    config->top_experts = 8;
+    config->expert_intermediate_elems = 704;
+    check_taken(config);
+    mem_free(config);
+}
+
 static const struct test_case cases[] = {
     TEST(test_page_bytes_of_the_12b),
     TEST(test_offsets_beyond_32_bits),
     TEST(test_workspace_of_the_12b),
+    TEST(test_no_more_is_taken_than_is_told),
 };
 
 int main(int argc, char **argv)

@@ -26,9 +26,8 @@ static void add_matrix(struct st_writer *writer, const struct edit *edit, const 
                        const uint64_t dims[2], const unsigned char *bytes)
 {
     char shape[64];
-    uint64_t factor = names(edit->misshape, name) ? 2 : 1;
-    (void)snprintf(shape, sizeof(shape), "[%llu,%llu]", (unsigned long long)(dims[0] * factor),
-                   (unsigned long long)(dims[1] / factor));
+    unsigned long long factor = names(edit->misshape, name) ? 2 : 1;
+    (void)snprintf(shape, sizeof(shape), "[%llu,%llu]", dims[0] * factor, dims[1] / factor);
     if (!names(edit->skip, name) && !names(edit->skip_too, name)) {
         st_writer_add(writer, name, "BF16", shape, bytes, dims[0] * dims[1] * 2);
     }
