@@ -8,7 +8,7 @@
 
 #include "common/log.h"
 #include "common/run_path.h"
-#include "deploy/launcher_socket.h"
+#include "common/launcher_socket.h"
 #include "deploy/options.h"
 #include "deploy/serve.h"
 

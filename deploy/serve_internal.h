@@ -8,7 +8,7 @@
 
 #include "common/clock.h"
 #include "deploy/child.h"
-#include "deploy/launcher_socket.h"
+#include "common/launcher_socket.h"
 #include "deploy/options.h"
 #include "deploy/run_dir.h"
 

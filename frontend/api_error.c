@@ -124,6 +124,7 @@ const char *api_error_reason(int status)
         {404, "Not Found"},
         {405, "Method Not Allowed"},
         {408, "Request Timeout"},
+        {409, "Conflict"},
         {413, "Content Too Large"},
         {417, "Expectation Failed"},
         {429, "Too Many Requests"},

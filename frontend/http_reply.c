@@ -57,6 +57,7 @@ static uint64_t *refusals_of(struct metrics *metrics, int status)
     case 404: return &metrics->status_404;
     case 405: return &metrics->status_405;
     case 408: return &metrics->status_408;
+    case 409: return &metrics->status_409;
     case 413: return &metrics->status_413;
     case 417: return &metrics->status_417;
     case 429: return &metrics->status_429;

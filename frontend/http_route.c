@@ -7,6 +7,7 @@
 
 #include "frontend/api_text.h"
 #include "frontend/app.h"
+#include "frontend/http_admin.h"
 #include "frontend/http_auth.h"
 #include "frontend/http_conn.h"
 #include "frontend/http_cors.h"
@@ -70,6 +71,11 @@ static void route_metrics(const struct handler *handler, h2o_req_t *request)
     http_info_metrics(handler->app, request);
 }
 
+static void route_reload(const struct handler *handler, h2o_req_t *request)
+{
+    http_admin_reload(handler->app, request);
+}
+
 static const struct route {
     const char *path;
     bool is_prefix; /* anything below it, too */
@@ -77,6 +83,7 @@ static const struct route {
     enum http_access access;
     void (*serve)(const struct handler *handler, h2o_req_t *request);
 } routes[] = {
+    {"/admin/reload", false, true, HTTP_ACCESS_ADMIN, route_reload},
     {"/detokenize", false, true, HTTP_ACCESS_KEY, route_detokenize},
     {"/health", false, false, HTTP_ACCESS_OPEN, route_health},
     {"/metrics", false, false, HTTP_ACCESS_KEY, route_metrics},

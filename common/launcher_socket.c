@@ -1,6 +1,7 @@
-#include "deploy/launcher_socket.h"
+#include "common/launcher_socket.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -53,22 +54,48 @@ void launcher_socket_close(const char *run_dir, int *fd)
     }
 }
 
-static enum err_code exchange(int fd, const char *request, char out_text[LAUNCHER_TEXT_BYTES],
-                              struct err *err)
+enum err_code launcher_socket_begin(const char *run_dir, const char *request, int *out_fd,
+                                    struct err *err)
 {
-    char answer[LAUNCHER_TEXT_BYTES];
-    ssize_t got = -1;
-    if (send(fd, request, strlen(request), MSG_NOSIGNAL) == (ssize_t)strlen(request)) {
-        do {
-            got = recv(fd, answer, sizeof(answer) - 1, 0);
-        } while (got < 0 && errno == EINTR);
+    struct sockaddr_un address;
+    enum err_code code = fill_address(run_dir, &address, err);
+    if (code != ERR_OK) {
+        return code;
     }
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return err_errno(err, errno, "opening a socket");
+    }
+    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0) {
+        code = errno == ENOENT || errno == ECONNREFUSED
+                   ? err_set(err, ERR_NOT_FOUND, "no bezel serve runs with run directory '%s'",
+                             run_dir)
+                   : err_errno(err, errno, "connecting to '%s'", address.sun_path);
+    } else if (send(fd, request, strlen(request), MSG_NOSIGNAL) != (ssize_t)strlen(request)) {
+        code = err_set(err, ERR_CLOSED, "bezel serve ended before it was asked");
+    }
+    if (code != ERR_OK) {
+        (void)close(fd); /* a handle only */
+        return code;
+    }
+    *out_fd = fd;
+    return ERR_OK;
+}
+
+enum err_code launcher_socket_finish(int fd, char out_text[LAUNCHER_TEXT_BYTES], struct err *err)
+{
+    static const char ok[] = "ok ";
+    static const char error[] = "error ";
+    char answer[LAUNCHER_TEXT_BYTES];
+    ssize_t got;
+    do {
+        got = recv(fd, answer, sizeof(answer) - 1, 0);
+    } while (got < 0 && errno == EINTR);
+    (void)close(fd); /* a handle only */
     if (got <= 0) {
         return err_set(err, ERR_CLOSED, "bezel serve ended before it answered");
     }
     answer[got] = '\0';
-    static const char ok[] = "ok ";
-    static const char error[] = "error ";
     if (strncmp(answer, ok, strlen(ok)) == 0) {
         (void)snprintf(out_text, LAUNCHER_TEXT_BYTES, "%s", answer + strlen(ok)); /* fits */
         return ERR_OK;
@@ -80,22 +107,7 @@ static enum err_code exchange(int fd, const char *request, char out_text[LAUNCHE
 enum err_code launcher_socket_ask(const char *run_dir, const char *request,
                                   char out_text[LAUNCHER_TEXT_BYTES], struct err *err)
 {
-    struct sockaddr_un address;
-    enum err_code code = fill_address(run_dir, &address, err);
-    if (code != ERR_OK) {
-        return code;
-    }
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        return err_errno(err, errno, "opening a socket");
-    }
-    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0) {
-        code = exchange(fd, request, out_text, err);
-    } else if (errno == ENOENT || errno == ECONNREFUSED) {
-        code = err_set(err, ERR_NOT_FOUND, "no bezel serve runs with run directory '%s'", run_dir);
-    } else {
-        code = err_errno(err, errno, "connecting to '%s'", address.sun_path);
-    }
-    (void)close(fd); /* a handle only */
-    return code;
+    int fd = -1;
+    enum err_code code = launcher_socket_begin(run_dir, request, &fd, err);
+    return code != ERR_OK ? code : launcher_socket_finish(fd, out_text, err);
 }

@@ -1,10 +1,10 @@
-/* RUN_DIR/launcher.sock: `bezel reload` asks the launcher there.
+/* RUN_DIR/launcher.sock: `bezel reload` and the frontend's /admin/reload ask the launcher there.
  *
  * A request and its answer are one packet each, text without an end: "reload" is answered by "ok "
  * or "error ", and a line for people.  One connection, one request.  Whoever may enter the run
  * directory (its owner) may ask. */
-#ifndef DEPLOY_LAUNCHER_SOCKET_H
-#define DEPLOY_LAUNCHER_SOCKET_H
+#ifndef COMMON_LAUNCHER_SOCKET_H
+#define COMMON_LAUNCHER_SOCKET_H
 
 #include <stddef.h>
 
@@ -21,9 +21,18 @@ ERR_NODISCARD enum err_code launcher_socket_open(const char *run_dir, int *out_f
 /* Closes and removes it; *fd is -1 then.  -1 is fine. */
 void launcher_socket_close(const char *run_dir, int *fd);
 
-/* Asks and waits for the answer, however long the launcher takes.  out_text: the line for people.
- * Errors: ERR_ARGUMENT (as above), ERR_NOT_FOUND (no launcher has that run directory), ERR_BUSY (it
- * said error), ERR_CLOSED (it ended before it answered), ERR_SYSTEM. */
+/* Asks; *out_fd is readable once the launcher has answered, however long it takes, or has ended.
+ * Errors: ERR_ARGUMENT (as above), ERR_NOT_FOUND (no launcher has that run directory), ERR_CLOSED (it
+ * ended meanwhile), ERR_SYSTEM. */
+ERR_NODISCARD enum err_code launcher_socket_begin(const char *run_dir, const char *request,
+                                                  int *out_fd, struct err *err);
+
+/* Takes the answer and closes fd.  out_text: the line for people.  Errors: ERR_BUSY (the launcher
+ * said error), ERR_CLOSED (it ended before it answered). */
+ERR_NODISCARD enum err_code launcher_socket_finish(int fd, char out_text[LAUNCHER_TEXT_BYTES],
+                                                   struct err *err);
+
+/* Both, waiting. */
 ERR_NODISCARD enum err_code launcher_socket_ask(const char *run_dir, const char *request,
                                                 char out_text[LAUNCHER_TEXT_BYTES],
                                                 struct err *err);
