@@ -61,13 +61,16 @@ static void announce_listener(bool has_listener)
 /* In the new process; returns only to say that it could not become the program. */
 static void become(const struct child *child, const int *fds, uint32_t fd_count, int error_fd)
 {
-    sigset_t none;
-    (void)sigemptyset(&none); /* cannot fail */
-    (void)setpgid(0, 0);      /* cannot fail for itself before exec */
+    sigset_t mask;
+    (void)sigemptyset(&mask); /* cannot fail, nor does the next */
+    if (child->has_listener) {
+        (void)sigaddset(&mask, CHILD_ALONE_SIGNAL);
+    }
+    (void)setpgid(0, 0); /* cannot fail for itself before exec */
     if (place_fds(fds, fd_count, &error_fd)) {
         announce_listener(child->has_listener);
         (void)signal(SIGPIPE, SIG_DFL);
-        (void)pthread_sigmask(SIG_SETMASK, &none, NULL);
+        (void)pthread_sigmask(SIG_SETMASK, &mask, NULL);
         (void)execv(child->path, child->argv);
     }
     int failure = errno;

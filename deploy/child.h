@@ -2,11 +2,16 @@
 #ifndef DEPLOY_CHILD_H
 #define DEPLOY_CHILD_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 #include "common/err.h"
+
+/* To a frontend that was started beside another: it is the only one now.  A program with a listener
+ * is started with this blocked, so that it can be sent at once. */
+#define CHILD_ALONE_SIGNAL SIGUSR2
 
 enum {
     CHILD_FIRST_FD = 3,

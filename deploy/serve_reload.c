@@ -200,6 +200,7 @@ void serve_reload_adopt(struct serve *serve)
     serve->next_ready_fd = -1;
     serve->frontend_is_ready = false;
     serve->reload.is_adopted = true;
+    child_signal(&serve->frontend, CHILD_ALONE_SIGNAL);
 }
 
 void serve_reload_on_adopted(struct serve *serve, bool is_ready)

@@ -209,6 +209,8 @@ static void on_signal(void *owner, int fd)
         log_info("main", "signal", "number=%u", info.ssi_signo);
         if (info.ssi_signo == SIGUSR1) {
             server_hand_over(process->server);
+        } else if (info.ssi_signo == SIGUSR2) {
+            ready_stand_alone(process->ready);
         } else if (process->app.is_draining && !process->app.has_successor) {
             server_hurry(process->server); /* asked twice */
         } else {
@@ -238,6 +240,7 @@ static enum err_code block_signals(int *out_fd, struct err *err)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGUSR2);
     int status = pthread_sigmask(SIG_BLOCK, &set, NULL);
     if (status) {
         return err_errno(err, status, "blocking signals");

@@ -30,6 +30,7 @@ struct ready {
     struct loop_timer *calm_timer;  /* owned */
     int ready_fd;
     bool was_ready;
+    bool is_alone;        /* nobody else accepts connections */
     uint64_t instance_id; /* worker compared last */
     struct err error;
     char told[ERR_MESSAGE_BYTES]; /* why not yet, to the launcher */
@@ -72,7 +73,7 @@ static void announce(struct ready *ready)
 
 static void compare_protocols(struct ready *ready, const struct engine_status *status)
 {
-    if (!ready->app->options->successor || status->misfit[0] == '\0' || ready->error.code) {
+    if (ready->is_alone || status->misfit[0] == '\0' || ready->error.code) {
         return;
     }
     if (status->misfit_lasts) {
@@ -89,7 +90,7 @@ static bool may_answer_unready(const struct ready *ready, const struct engine_st
 {
     bool is_loading =
         status->welcome.instance_id != 0 && status->welcome.state != HELLO_STATE_READY;
-    return !ready->app->options->successor &&
+    return ready->is_alone &&
            (is_loading || status->misfit_lasts || clock_now_ns() - ready->start_ns > PATIENCE_NS);
 }
 
@@ -135,9 +136,16 @@ struct ready *ready_create(struct app *app, struct server *server, int ready_fd)
     ready->server = server;
     ready->start_ns = clock_now_ns();
     ready->ready_fd = ready_fd;
+    ready->is_alone = !app->options->successor;
     ready->eager_timer = loop_timer_create(app->loop, EAGER_TICK_MS, on_eager_tick, ready);
     ready->calm_timer = loop_timer_create(app->loop, CALM_TICK_MS, on_calm_tick, ready);
     return ready;
+}
+
+void ready_stand_alone(struct ready *ready)
+{
+    ready->is_alone = true;
+    look(ready);
 }
 
 void ready_destroy(struct ready *ready)

@@ -15,12 +15,15 @@ struct server;
  *
  * The server begins to accept when ready.  It does so before, to answer 503, where a worker is there
  * and loads, cannot be used, or is not there half a second after the start; but a --successor waits,
- * and stops the loop when it meets a worker that it cannot use.
+ * and stops the loop when it meets a worker that it cannot use, until it stands alone.
  *
  * Every attached worker's tokenizer hash is compared with the frontend's; where they differ the
  * loop is stopped and ready_check names both. */
 struct ready *ready_create(struct app *app, struct server *server, int ready_fd);
 void ready_destroy(struct ready *ready);
+
+/* The frontend that a --successor was started beside has ended: nobody else accepts. */
+void ready_stand_alone(struct ready *ready);
 
 /* ERR_CONFIG once a worker of another checkpoint was met; ERR_PROTOCOL where a --successor met one that
  * refused it. */

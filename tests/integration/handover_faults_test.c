@@ -161,6 +161,52 @@ static void test_worker_killed(void)
     end_scene(&scene);
 }
 
+static uint64_t retry_after_s(const struct system_process *process)
+{
+    struct http_answer answer;
+    http_client_once(process->port, "POST", "/v1/completions",
+                     "{\"prompt\":\"Hello\",\"max_tokens\":1}", &answer);
+    test_eq_u64((uint64_t)answer.status, 503);
+    const char *value = http_answer_header(&answer, "retry-after");
+    test_true(value != NULL);
+    uint64_t seconds = strtoull(value, NULL, 10);
+    http_answer_fini(&answer);
+    return seconds;
+}
+
+/* Nobody else accepts: the new frontend does, though it has not reached the worker yet. */
+static void test_old_frontend_killed_while_the_worker_stands_still(void)
+{
+    static const char *const no_args[] = {NULL};
+    struct system_process process;
+    struct system_reload reload;
+    char text[512];
+    pid_t pids[2];
+    system_start(&process, no_args);
+    pid_t worker = system_child(&process, "bezel-worker");
+    char *expected = system_complete(&process, prompt);
+    test_true(kill(worker, SIGSTOP) == 0);
+    system_reload_start(&process, &reload);
+    while (system_children(&process, "bezel-frontend", pids, 2) < 2) {
+        (void)usleep(200); /* between two looks at what has no event */
+    }
+    test_true(kill(pids[0], SIGKILL) == 0);
+    test_true(system_wait_gone(pids[0], 5000));
+    test_eq_u64((uint64_t)system_get(&process, "/health"), 200);
+    test_eq_u64((uint64_t)system_get(&process, "/ready"), 503);
+    test_true(retry_after_s(&process) > 0);
+    test_true(kill(worker, SIGCONT) == 0);
+    test_eq_u64((uint64_t)system_reload_wait(&reload, text), 0);
+    test_eq_str(text, "the new frontend serves; the old one had ended meanwhile");
+    char *again = system_complete(&process, prompt);
+    test_eq_str(again, expected);
+    test_eq_u64((uint64_t)system_child(&process, "bezel-worker"), (uint64_t)worker);
+    test_eq_u64((uint64_t)system_child(&process, "bezel-frontend"), (uint64_t)pids[1]);
+    free(expected);
+    free(again);
+    system_stop(&process);
+}
+
 static uint32_t count_segments(pid_t worker)
 {
     char prefix[64];
@@ -194,6 +240,7 @@ static const struct test_case cases[] = {
     TEST(test_old_frontend_killed),
     TEST(test_new_frontend_killed),
     TEST(test_new_frontend_killed_before_it_serves),
+    TEST(test_old_frontend_killed_while_the_worker_stands_still),
     TEST(test_worker_killed),
     TEST(test_launcher_killed),
 };
