@@ -177,6 +177,32 @@ static void add_entry(struct weights_plan *plan, const struct st_tensor *tensor,
     plan->block_bytes += num_align_up(tensor->byte_count, WEIGHTS_ALIGN_BYTES);
 }
 
+/* Names of the first exports, when experts and their scale were one module. */
+static const struct {
+    const char *name, *older;
+} older_names[] = {
+    {"router.per_expert_scale", "moe.per_expert_scale"},
+    {"experts.gate_up_proj", "moe.gate_up_proj"},
+    {"experts.down_proj", "moe.down_proj"},
+};
+
+/* A row's tensor by its name or an older one; null where there is neither. */
+static const struct st_tensor *find_row(struct weights_plan *plan, const struct row *row,
+                                        const char *short_name)
+{
+    const struct st_tensor *tensor = weights_plan_find(plan, short_name);
+    size_t stem_bytes = strlen(short_name) - strlen(row->name);
+    for (size_t i = 0; tensor == NULL && i < sizeof(older_names) / sizeof(older_names[0]); i++) {
+        if (strcmp(row->name, older_names[i].name) == 0) {
+            char older[WEIGHTS_MAX_NAME_BYTES / 2];
+            (void)snprintf(older, sizeof(older), "%.*s%s", (int)stem_bytes, short_name,
+                           older_names[i].older); /* fits */
+            tensor = weights_plan_find(plan, older);
+        }
+    }
+    return tensor;
+}
+
 /* layer is null for a global row; short_name is what messages call the tensor. */
 static void plan_row(struct weights_plan *plan, const struct row *row,
                      const struct model_layer *layer, const char *short_name, const uint16_t **slot)
@@ -186,7 +212,7 @@ static void plan_row(struct weights_plan *plan, const struct row *row,
     if (need == NEED_NO) {
         return;
     }
-    const struct st_tensor *tensor = weights_plan_find(plan, short_name);
+    const struct st_tensor *tensor = find_row(plan, row, short_name);
     if (need == NEED_IGNORED) {
         return;
     }

@@ -129,8 +129,7 @@ static const char *const wrappers[] = {
     "{\"text_config\": @}",
     "{\"model_type\": \"gemma4\", \"text_config\": @, \"vision_config\": {\"hidden_size\": 7}}",
     "{\"model_type\": \"gemma4_unified\", \"vision_config\": null, \"text_config\": @}",
-    "{\"architectures\": [\"Gemma4ForConditionalGeneration\"], \"audio_config\": null, "
-    "\"eos_token_id\": [1, 106], \"model_type\": \"gemma4\", \"text_config\": @}",
+    "{\"eos_token_id\": [1, 106], \"audio_config\": null, \"text_config\": @}",
 };
 
 /* Every spelling in every wrapper. */

@@ -141,6 +141,64 @@ static void test_split_experts_load_to_the_same_bytes(void)
     st_close(rig.set);
 }
 
+/* The name that the first exports gave a tensor, into older. */
+static const char *older_name(const char *name, char older[256])
+{
+    static const char *const renamed[][2] = {{"router.per_expert_scale", "moe.per_expert_scale"},
+                                             {"experts.", "moe."}};
+    for (size_t i = 0; i < sizeof(renamed) / sizeof(renamed[0]); i++) {
+        const char *at = strstr(name, renamed[i][0]);
+        if (at != NULL) {
+            (void)snprintf(older, 256, "%.*s%s%s", (int)(at - name), name, renamed[i][1],
+                           at + strlen(renamed[i][0]));
+            return older;
+        }
+    }
+    return name;
+}
+
+static void write_older(const char *dir, const struct st_set *set)
+{
+    struct st_writer writer;
+    struct err err = {0};
+    char path[128];
+    st_writer_init(&writer);
+    for (uint32_t i = 0; i < st_count(set); i++) {
+        const struct st_tensor *tensor = st_at(set, i);
+        char older[256];
+        char shape[128];
+        unsigned char *bytes = mem_zalloc(tensor->byte_count, 1);
+        test_ok(st_read(set, tensor, 0, bytes, tensor->byte_count, &err), &err);
+        st_writer_add(&writer, older_name(tensor->name, older), "BF16",
+                      st_shape_text(tensor, shape, sizeof(shape)), bytes, tensor->byte_count);
+        mem_free(bytes);
+    }
+    (void)snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    st_writer_save(&writer, path);
+    st_writer_fini(&writer);
+}
+
+static void test_names_of_the_first_exports(void)
+{
+    char dir[ST_DIR_BYTES];
+    struct err err = {0};
+    struct rig rig;
+    struct weights now;
+    struct weights older;
+    rig_open(&rig);
+    st_dir_make(dir);
+    write_older(dir, rig.set);
+    test_ok(weights_open_host(rig.dir, &rig.config, NULL, &now, &err), &err);
+    enum err_code code = weights_open_host(dir, &rig.config, NULL, &older, &err);
+    st_dir_remove(dir);
+    test_ok(code, &err);
+    test_eq_u64(older.block_bytes, now.block_bytes);
+    test_true(memcmp(older.host_block, now.host_block, now.block_bytes) == 0);
+    weights_fini(&older);
+    weights_fini(&now);
+    st_close(rig.set);
+}
+
 static void check_refused(const struct rig *rig, const struct edit *edit, const char *want)
 {
     struct err err = {0};
@@ -177,6 +235,7 @@ static void test_faults_of_split_experts_are_named(void)
 
 static const struct test_case cases[] = {
     TEST(test_split_experts_load_to_the_same_bytes),
+    TEST(test_names_of_the_first_exports),
     TEST(test_faults_of_split_experts_are_named),
 };
 
