@@ -18,7 +18,8 @@ enum {
     NAME_BYTES = 64,
 };
 
-static const char *const names[] = {"dense-unified", "dense-sharded", "dense-window1024", "moe"};
+static const char *const names[] = {"dense-unified", "dense-sharded", "dense-window1024", "moe",
+                                    "ple-shared"};
 
 #define NAME_COUNT (sizeof(names) / sizeof(names[0]))
 

@@ -121,9 +121,12 @@ static void test_sizes_without_tensors(void)
 
 static void test_what_can_be_served(void)
 {
-    static const char *const names[] = {
-        "deploy/demo-model", "tests/golden/checkpoints/dense-unified",
-        "tests/golden/checkpoints/dense-sharded", "tests/golden/checkpoints/dense-window1024"};
+    static const char *const names[] = {"deploy/demo-model",
+                                        "tests/golden/checkpoints/dense-unified",
+                                        "tests/golden/checkpoints/dense-sharded",
+                                        "tests/golden/checkpoints/dense-window1024",
+                                        "tests/golden/checkpoints/moe",
+                                        "tests/golden/checkpoints/ple-shared"};
     static const char *const backends[] = {"--backend cpu", "--backend cuda --memory-mb 8000"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         for (size_t j = 0; j < sizeof(backends) / sizeof(backends[0]); j++) {
