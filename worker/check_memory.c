@@ -16,6 +16,17 @@ static bool is_cuda(const struct check *check)
     return check->worker.backend == OPTIONS_BACKEND_CUDA;
 }
 
+/* On a GPU the table of per-layer embeddings lies in the host's memory unless asked otherwise. */
+static uint64_t host_bytes(const struct check *check)
+{
+    return is_cuda(check) && !check->options.ple_on_device ? check->sizes.ple_table_bytes : 0;
+}
+
+static uint64_t near_bytes(const struct check *check)
+{
+    return check->sizes.block_bytes - host_bytes(check);
+}
+
 static struct memory find_memory(const struct check *check)
 {
     struct memory memory = {.free_bytes = (uint64_t)check->options.memory_mb << 20,
@@ -53,7 +64,7 @@ static struct need need_of(const struct check *check, uint32_t context_tokens)
     loader_first_limits(&check->worker, &check->config, context_tokens, &limits, &need.wish);
     need.workspace_bytes = workspace_of(check, &limits);
     capacity_one_request(&need.wish, context_tokens, pages, &segment_pages);
-    need.together_bytes = check->sizes.block_bytes + need.workspace_bytes +
+    need.together_bytes = near_bytes(check) + need.workspace_bytes +
                           segment_pages * need.wish.page_bytes[RUNNER_FAMILY_LOCAL];
     for (int i = 0; i < RUNNER_FAMILY_COUNT; i++) {
         need.request_bytes[i] = pages[i] * need.wish.page_bytes[i];
@@ -68,7 +79,7 @@ static uint32_t requests_in(const struct check *check, const struct memory *memo
 {
     uint32_t pages[RUNNER_FAMILY_COUNT];
     struct err unused;
-    uint64_t fixed_bytes = check->sizes.block_bytes + need->workspace_bytes;
+    uint64_t fixed_bytes = near_bytes(check) + need->workspace_bytes;
     uint64_t left_bytes = memory->free_bytes > fixed_bytes ? memory->free_bytes - fixed_bytes : 0;
     /* On the cpu the loader takes half of what is left; a stated amount is what it may take. */
     need->wish.available_bytes = is_cuda(check) || memory->is_stated ? left_bytes : left_bytes / 2;
@@ -143,6 +154,10 @@ static void report_backend(const struct check *check, const struct memory *memor
                    memory->is_stated ? "to take" : "free to take");
     }
     buf_append_char(check->out, '\n');
+    if (host_bytes(check) > 0) {
+        buf_printf(check->out, "           and %s of host memory for the per-layer table\n",
+                   check_bytes_text(host_bytes(check), text));
+    }
     if (is_cuda(check) && !loader_has_cuda()) {
         buf_append_text(check->out, "           (this build has no CUDA backend: its workspace is "
                                     "given as the cpu's)\n");

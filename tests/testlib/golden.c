@@ -98,6 +98,10 @@ static void load_greedy(struct golden *golden, const struct st_set *set)
         added->tokens = read_tensor(set, name, ST_DTYPE_I32, added->count, false);
         (void)snprintf(name, sizeof(name), "greedy%u.margins", prompt->count);
         added->margins = read_tensor(set, name, ST_DTYPE_F32, added->count, false);
+        for (int run = 0; run < GOLDEN_RUN_COUNT; run++) {
+            (void)snprintf(name, sizeof(name), "greedy%u.%s_tokens", prompt->count, run_texts[run]);
+            added->run_tokens[run] = read_tensor(set, name, ST_DTYPE_I32, added->count, true);
+        }
     }
     test_true(golden->greedy_count > 0);
 }
@@ -183,6 +187,9 @@ void golden_destroy(struct golden *golden)
     for (uint32_t i = 0; i < golden->greedy_count; i++) {
         mem_free(golden->greedy[i].tokens);
         mem_free(golden->greedy[i].margins);
+        for (int run = 0; run < GOLDEN_RUN_COUNT; run++) {
+            mem_free(golden->greedy[i].run_tokens[run]);
+        }
     }
     mem_free(golden);
 }
@@ -228,6 +235,43 @@ bool golden_is_within(const struct golden *golden, const struct golden_distance 
                  golden->yardstick.max);
     return distance->mean <= 1.25 * golden->yardstick.mean &&
            (golden->has_experts || distance->max <= 2 * golden->yardstick.max);
+}
+
+static double less_chance(double rate, uint32_t count)
+{
+    return rate - 0.02 - 2 * sqrt(2 * rate * (1 - rate) / count);
+}
+
+double golden_least_rate(const struct golden *golden)
+{
+    uint32_t positions = 0;
+    for (uint32_t i = 0; i < golden->case_count; i++) {
+        positions += golden->cases[i].count;
+    }
+    return golden->cases[0].weighs_positions ? less_chance(golden->top1_rate, positions)
+                                             : golden->top1_rate - 0.02;
+}
+
+double golden_least_greedy_rate(const struct golden *golden)
+{
+    double lowest = 1;
+    uint32_t steps = 0;
+    for (int run = 0; run < GOLDEN_RUN_COUNT; run++) {
+        uint32_t agreed = 0;
+        steps = 0;
+        for (uint32_t i = 0; i < golden->greedy_count; i++) {
+            const struct golden_greedy *greedy = &golden->greedy[i];
+            if (greedy->run_tokens[run] == NULL) {
+                return golden->top1_rate - 0.02;
+            }
+            for (uint32_t t = 0; t < greedy->count; t++) {
+                agreed += greedy->run_tokens[run][t] == greedy->tokens[t];
+            }
+            steps += greedy->count;
+        }
+        lowest = fmin(lowest, (double)agreed / steps);
+    }
+    return less_chance(lowest, steps);
 }
 
 static uint32_t *read_ids(const struct json_t *object, const char *key, uint32_t *out_count)

@@ -36,6 +36,9 @@ struct golden_greedy {
     uint32_t count;
     uint32_t *tokens; /* [count] picked by the f32 run, one after the other */
     float *margins;   /* [count] logprob of the best less that of the second */
+    uint32_t
+        *run_tokens[GOLDEN_RUN_COUNT]; /* [count] best of a bf16 run behind the same tokens; null
+                                               where the file does not say */
 };
 
 /* Distances from the truth over all cases: mean of the cases' means, as the reference's own summary
@@ -64,6 +67,12 @@ struct golden {
 /* name: "dense-unified", ...  All is owned by the result. */
 struct golden *golden_load(const char *name);
 void golden_destroy(struct golden *golden);
+
+/* How often a backend's best token must at least be the truth's: as often as the worse bf16 run's, less
+ * two points.  Fresh checkpoints, unlike the committed ones, differ from run to run: there chance may
+ * take two standard deviations of a difference of two rates more. */
+double golden_least_rate(const struct golden *golden);        /* over the cases' positions */
+double golden_least_greedy_rate(const struct golden *golden); /* over the steps of all greedy */
 
 /* Collects a backend's distances case by case, in the same weighing. */
 struct golden_meter {

@@ -4,8 +4,9 @@ usage: make_checkpoints.py FOLDER [--seed N] [--variant NAME ...] [--set key=val
 
 Needs torch and transformers 5.17.  Below FOLDER comes a folder per variant, laid out as save_pretrained
 does it, with what tests/testlib/golden.h describes: golden.safetensors (an fp32 run at its 16 best
-tokens, two bf16 runs at the same tokens, greedy continuations) and reference-noise.json (how far the
-bf16 runs are from the fp32 one).  Tests take the folder: `reference_test --checkpoints FOLDER`.
+tokens, two bf16 runs at the same tokens, greedy continuations and what the bf16 runs pick behind the
+same tokens) and reference-noise.json (how far the bf16 runs are from the fp32 one).  Tests take the
+folder: `reference_test --checkpoints FOLDER`.
 
 A tensor's values depend on the seed, the variant and the tensor's name alone.
 """
@@ -63,7 +64,7 @@ class Variant:
     unified: bool = False  # the 12B's wrapper, whose other towers a text server leaves alone
     shard_size: str = "5GB"
     prompts: tuple = (1, 2, 9, 31, 63, 64, 65, 66, 130, 300, 700)
-    continued: tuple = (9, 65, 130)
+    continued: tuple = (2, 9, 31, 63, 65, 66, 130, 300)
     whole: tuple = (1, 9, 130)  # prompts with all logprobs of every position
 
 
@@ -208,6 +209,10 @@ def refer(folder, name, variant, options):
         if count in variant.continued:
             tokens, margins = continue_greedily(truth, ids)
             tensors |= {f"greedy{count}.tokens": tokens, f"greedy{count}.margins": margins}
+            for run, model in runs.items():
+                forced = torch.cat([ids, tokens[:-1].long()])
+                picked = logprobs(model, forced)[count - 1:].argmax(-1)
+                tensors[f"greedy{count}.{run}_tokens"] = picked.int()
             greedy[count] = {"least_margin": margins.min().item(),
                              "distinct": len(set(tokens.tolist()))}
     figures = {run: noise[run].summary() for run in RUNS}

@@ -10,7 +10,7 @@
 #include "tests/testlib/test.h"
 
 enum {
-    MAX_ARGS = 8,
+    MAX_ARGS = 12,
     HELP_COLUMNS = 100,
     HELP_LINES = 24,
     PATH_BYTES = 4096,
@@ -153,6 +153,25 @@ static void test_one_context(void)
     run_check(&run, path, "--context 262145");
     expect(&run, "--context 262145: the model has at most 262144");
     test_true(!run.can_be_served);
+    buf_fini(&run.out);
+}
+
+/* 13.90 GiB of weights, 5.25 of which a GPU need not hold. */
+static void test_the_per_layer_table_stays_on_the_host(void)
+{
+    char path[PATH_BYTES];
+    struct run run;
+    run_check(&run, in_sources("tests/bench/configs/gemma-4-e4b", path),
+              "--backend cuda --memory-mb 14000 --context 1000");
+    expect(&run, "and 5.25 GiB of host memory for the per-layer table\n");
+    test_true(strstr(buf_text(&run.out), "one request of 1000 tokens takes") == NULL);
+    buf_fini(&run.out);
+    run_check(&run, path, "--backend cuda --memory-mb 14000 --context 1000 --ple-on-device");
+    test_true(strstr(buf_text(&run.out), "of host memory") == NULL);
+    expect(&run, "  - one request of 1000 tokens takes 14.");
+    buf_fini(&run.out);
+    run_check(&run, path, "--backend cpu --memory-mb 14000 --context 1000");
+    expect(&run, "  - one request of 1000 tokens takes 14.");
     buf_fini(&run.out);
 }
 
@@ -307,6 +326,7 @@ static const struct test_case cases[] = {
     TEST(test_sizes_without_tensors),
     TEST(test_what_can_be_served),
     TEST(test_one_context),
+    TEST(test_the_per_layer_table_stays_on_the_host),
     TEST(test_memory_that_is_not_enough),
     TEST(test_config_faults_together),
     TEST(test_tensor_faults_together),
