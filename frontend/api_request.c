@@ -320,6 +320,8 @@ enum err_code api_request_parse(const struct json_t *body, enum api_route route,
         api_request_read_stop,
         api_request_read_stop_ids,
         api_request_read_logit_bias,
+        api_request_read_allowed,
+        api_request_read_bad_words,
         read_stream_options,
         read_labels,
         check_together,
@@ -337,7 +339,11 @@ void api_request_fini(struct api_request *request)
         mem_free(request->prompts[i].ids);
     }
     mem_free(request->prompts);
+    mem_free(request->allowed_ids);
+    mem_free(request->bad_words);
     mem_free(request->logit_bias);
+    request->allowed_ids = NULL;
+    request->bad_words = NULL;
     request->prompts = NULL;
     request->logit_bias = NULL;
 }

@@ -19,6 +19,8 @@
 struct json_t;
 
 #define API_REQUEST_MAX_DEPTH 128 /* nesting of the body */
+#define API_MAX_BAD_WORDS     256
+#define API_MAX_WORD_BYTES    256
 #define API_MAX_CHOICES       512 /* answers to one request: prompts times n */
 
 enum api_route {
@@ -73,6 +75,10 @@ struct api_request {
     uint32_t stop_count;
     uint32_t stop_ids[PLAN_MAX_STOP_IDS];
     uint32_t stop_id_count;
+    uint32_t *allowed_ids; /* owned; [allowed_count], not checked; 0: all */
+    uint32_t allowed_count;
+    struct api_text *bad_words; /* owned; [bad_word_count] */
+    uint32_t bad_word_count;
     uint64_t cache_salt;          /* a hash of it; 0: none was given */
     struct wire_bias *logit_bias; /* owned; [logit_bias_count], ids not checked */
     uint32_t logit_bias_count;

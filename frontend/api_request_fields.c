@@ -355,14 +355,24 @@ enum err_code api_request_read_logit_bias(const struct json_t *body, struct api_
 bool api_request_knows(const char *name)
 {
     static const char *const others[] = {
-        "cache_salt",      "chat_template_kwargs",
-        "logit_bias",      "messages",
-        "metadata",        "model",
-        "prompt",          "reasoning_effort",
-        "response_format", "stop",
-        "stop_token_ids",  "stream_options",
-        "suffix",          "tool_choice",
-        "tools",           "user",
+        "allowed_token_ids",
+        "bad_words",
+        "cache_salt",
+        "chat_template_kwargs",
+        "logit_bias",
+        "messages",
+        "metadata",
+        "model",
+        "prompt",
+        "reasoning_effort",
+        "response_format",
+        "stop",
+        "stop_token_ids",
+        "stream_options",
+        "suffix",
+        "tool_choice",
+        "tools",
+        "user",
     };
     for (uint32_t i = 0; i < FIELD_COUNT; i++) {
         if (strcmp(field_rows[i].field.name, name) == 0) {

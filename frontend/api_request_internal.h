@@ -25,5 +25,11 @@ ERR_NODISCARD enum err_code api_request_read_stop_ids(const struct json_t *body,
 ERR_NODISCARD enum err_code api_request_read_logit_bias(const struct json_t *body,
                                                         struct api_request *request,
                                                         struct api_error *error);
+ERR_NODISCARD enum err_code api_request_read_allowed(const struct json_t *body,
+                                                     struct api_request *request,
+                                                     struct api_error *error);
+ERR_NODISCARD enum err_code api_request_read_bad_words(const struct json_t *body,
+                                                       struct api_request *request,
+                                                       struct api_error *error);
 
 #endif

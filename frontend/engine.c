@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "frontend/constraint.h"
 #include "frontend/drain.h"
 #include "frontend/link.h"
 #include "frontend/link_stats.h"
@@ -38,6 +39,8 @@ struct engine {
     struct sched *sched;
     struct link *link;
     struct link_stats *worker_stats;
+    uint32_t *mask_words; /* owned; [mask_word_count] */
+    uint32_t mask_word_count;
     struct drain drain; /* valid while is_draining */
     bool is_draining;
     uint64_t stale_before;   /* stale records of sessions that have ended */
@@ -86,6 +89,22 @@ static void on_send(void *owner, const struct plan_message *message)
 {
     struct engine *engine = owner;
     link_send(engine->link, message);
+}
+
+/* Engine thread, attached. */
+static void on_mask(void *owner, const struct req *req, uint32_t lane)
+{
+    struct engine *engine = owner;
+    const struct mask_area *area = &link_session(engine->link)->mask;
+    if (engine->mask_word_count != area->geometry.words) {
+        mem_free(engine->mask_words);
+        engine->mask_words = mem_zalloc(area->geometry.words, sizeof(*engine->mask_words));
+        engine->mask_word_count = area->geometry.words;
+    }
+    uint32_t start = req->admit.output_start;
+    req->constraint->fill(req->constraint, req->tokens + start, req->token_count - start,
+                          engine->mask_words, engine->mask_word_count);
+    mask_write(area, lane, req->admit.seq_id, req->next_position, engine->mask_words);
 }
 
 static enum err_code on_record(void *owner, const struct result_record *record, struct err *err)
@@ -397,6 +416,7 @@ enum err_code engine_create(const struct engine_options *options, struct engine 
     uint32_t wait_ms =
         options->detached_wait_ms == 0 ? DETACHED_WAIT_MS : options->detached_wait_ms;
     struct sched_options sched_options = {
+        .mask = on_mask,
         .max_queue = options->max_queue,
         .max_step_tokens = options->max_step_tokens,
         .itl_target_ns = options->itl_target_ms * CLOCK_NS_PER_MS,
@@ -458,6 +478,7 @@ void engine_destroy(struct engine *engine)
     }
     link_stats_destroy(engine->worker_stats);
     link_destroy(engine->link);
+    mem_free(engine->mask_words);
     for (uint32_t i = 0; i < MAX_TEXTS; i++) {
         mem_free(engine->texts[i]);
     }
@@ -491,12 +512,12 @@ enum err_code engine_submit(struct engine *engine, const struct engine_request *
     gate.waiting += engine->mail_submits;
     (void)pthread_mutex_unlock(&engine->mutex);
     enum err_code code = sched_gate_check(&gate, &request->admit, clock_now_ns(), err);
-    if (code != ERR_OK) {
-        return reject(engine, code);
-    }
     struct req *req = NULL;
-    code = req_create(request, &req, err);
+    if (code == ERR_OK) {
+        code = req_create(request, &req, err);
+    }
     if (code != ERR_OK) {
+        constraint_release(request->constraint);
         return reject(engine, code);
     }
     struct mail *mail = mem_zalloc(1, sizeof(*mail));

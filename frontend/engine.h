@@ -14,6 +14,7 @@
 #include "proto/plan.h"
 #include "proto/result.h"
 
+struct constraint;
 struct engine;
 
 enum engine_event_kind {
@@ -51,6 +52,8 @@ struct engine_request {
     uint64_t group;          /* of choices of one prompt, which share all pages they can; 0: none */
     uint64_t key_hash;       /* whose share of the server this is; 0: those without an API key */
     uint64_t deadline_ns;    /* monotonic; not finished then: FAILED(ERR_TIMEOUT); 0 none */
+    struct constraint *constraint; /* submit takes it, whatever comes of that; null exactly where
+                                      admit.constrained is false */
     engine_event_fn on_event;
     void *owner;
 };

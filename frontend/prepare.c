@@ -134,6 +134,9 @@ enum err_code prepare_request(const struct prepare_model *model, const struct pr
     for (uint32_t i = 0; !code && i < prepared->prompt_count; i++) {
         code = prepare_prompt(model, input, &prepared->request, i, &prepared->prompts[i], error);
     }
+    if (!code) {
+        code = prepare_rules(model, input->limits.vocab_tokens, prepared, error);
+    }
     return code;
 }
 
@@ -148,6 +151,11 @@ void prepare_fini(struct prepared *prepared)
         tok_ids_fini(&prepared->prompts[i].ids);
     }
     mem_free(prepared->prompts);
+    for (uint32_t i = 0; i < prepared->bad_row_count; i++) {
+        tok_ids_fini(&prepared->bad_rows[i]);
+    }
+    mem_free(prepared->bad_rows);
+    tok_ids_fini(&prepared->suppressed);
     api_request_fini(&prepared->request);
     json_release(prepared->body);
     memset(prepared, 0, sizeof(*prepared));

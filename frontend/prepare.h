@@ -45,6 +45,10 @@ struct prepared {
     struct api_request request;
     struct prepared_prompt *prompts; /* owned; [prompt_count] */
     uint32_t prompt_count;
+    struct tok_ids suppressed; /* the model's and bad words of one token; empty: the model's */
+    struct tok_ids *bad_rows;  /* owned; [bad_row_count]: bad words of several tokens */
+    uint32_t bad_row_count;
+    uint32_t vocab_tokens;
 };
 
 /* Body into request, prompt and plan.  out_prepared is initialised in any case: call prepare_fini.
@@ -64,6 +68,13 @@ ERR_NODISCARD enum err_code prepare_render(const struct prepare_model *model,
 ERR_NODISCARD enum err_code prepare_check_model(const struct prepare_model *model,
                                                 const struct api_text *name,
                                                 struct api_error *error);
+
+/* prepare_rules.c: bad words and allowed ids into the plans.  Part of prepare_request. */
+ERR_NODISCARD enum err_code prepare_rules(const struct prepare_model *model, uint32_t vocab_tokens,
+                                          struct prepared *prepared, struct api_error *error);
+
+/* What the request is to be submitted with, once for each choice; null where nothing constrains it. */
+struct constraint *prepare_constraint(const struct prepared *prepared);
 
 /* Seed of the choice of that index among those of its prompt. */
 uint64_t prepare_seed(const struct prepared *prepared, uint32_t prompt_index, uint32_t index);

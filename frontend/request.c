@@ -5,6 +5,7 @@
 
 #include "common/mem.h"
 #include "common/num.h"
+#include "frontend/constraint.h"
 
 #define OUTPUT_FIRST_TOKENS 64U
 
@@ -60,8 +61,9 @@ static enum err_code check_bounds(const struct engine_request *request, struct e
         return err_set(err, ERR_LIMIT, "prompt_logprobs of %u tokens, at most %u",
                        admit->prompt_logprobs - 1, PLAN_MAX_LOGPROBS);
     }
-    if (admit->constrained) {
-        return err_set(err, ERR_UNSUPPORTED, "constrained output is not supported");
+    if (admit->constrained != (request->constraint != NULL)) {
+        return err_set(err, ERR_ARGUMENT, "constrained is %d: the constraint is %s",
+                       admit->constrained, request->constraint != NULL ? "there" : "missing");
     }
     return ERR_OK;
 }
@@ -104,6 +106,7 @@ enum err_code req_create(const struct engine_request *request, struct req **out_
     req->deadline_ns = request->deadline_ns;
     req->key_hash = request->key_hash;
     req->group = request->group;
+    req->constraint = request->constraint;
     req->on_event = request->on_event;
     req->owner = request->owner;
     req->admit = *from;
@@ -124,6 +127,7 @@ void req_destroy(struct req *req)
     if (req == NULL) {
         return;
     }
+    constraint_release(req->constraint);
     mem_free(req->tokens);
     mem_free(req->storage);
     mem_free(req);

@@ -82,6 +82,7 @@ struct req {
     uint64_t arrival_ns;
     uint64_t deadline_ns; /* of waiting and running; 0 none */
     struct plan_admit admit;
+    struct constraint *constraint; /* owned; null: none */
     void *storage;    /* owned: what the arrays of admit point to, but for the prompt */
     uint32_t *tokens; /* owned, [token_cap]: prompt and output so far; admit.prompt is its begin */
     uint32_t token_count;
@@ -133,8 +134,8 @@ struct req_list {
 void req_list_insert(struct req_list *list, struct req *after, struct req *req);
 void req_list_remove(struct req_list *list, struct req *req);
 
-/* Copies the request's arrays; state QUEUED.  Any thread.
- * Errors: ERR_ARGUMENT (no prompt, no callback, output_start), ERR_UNSUPPORTED (constrained),
+/* Copies the request's arrays, takes its constraint; state QUEUED.  Any thread.
+ * Errors (nothing is taken): ERR_ARGUMENT (no prompt, no callback, output_start, constrained without a constraint),
  * ERR_LIMIT (an array over its bound), ERR_MEMORY. */
 ERR_NODISCARD enum err_code req_create(const struct engine_request *request, struct req **out_req,
                                        struct err *err);

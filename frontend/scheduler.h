@@ -40,7 +40,12 @@
 
 struct sched;
 
+/* The mask of the token at next_position of a constrained request is wanted: before any row that
+ * samples it is planned.  lane: of the mask area. */
+typedef void (*sched_mask_fn)(void *owner, const struct req *req, uint32_t lane);
+
 struct sched_options {
+    sched_mask_fn mask;        /* its owner is send's; null: constrained requests never come */
     uint32_t max_queue;        /* waiting requests beyond those that could start at once */
     uint32_t max_step_tokens;  /* 0: the worker's limit */
     uint64_t itl_target_ns;    /* a step with decode rows shall take no longer; 0: no target */

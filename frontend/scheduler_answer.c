@@ -94,6 +94,14 @@ static void emit_pairs(struct sched *sched, struct req *req, enum engine_event_k
     req_emit(req, &event);
 }
 
+static void ask_mask(const struct sched *sched, const struct req *req)
+{
+    if (req->constraint != NULL && req->next_position < req->admit.max_total) {
+        sched->options.mask(sched->send_owner, req,
+                            (uint32_t)(req->admit.seq_id % SCHED_MAX_SLOTS));
+    }
+}
+
 static enum err_code on_token(struct sched *sched, const struct result_record *record,
                               uint64_t now_ns, struct err *err)
 {
@@ -113,6 +121,7 @@ static enum err_code on_token(struct sched *sched, const struct result_record *r
     req->next_position++;
     req_push_output(req, token->token);
     queue_charge_output(req);
+    ask_mask(sched, req);
     req->sampled_step_seq = record->msg_seq;
     struct req_pairs *pairs = &req->token;
     pairs->is_open = true;
@@ -227,6 +236,7 @@ static enum err_code on_admitted(struct sched *sched, const struct result_record
     req->pinned = (struct account_need){0};
     req->next_position = req->admit.prompt.count;
     req->prompt_position = 1;
+    ask_mask(sched, req);
     req_step(req, REQ_EVENT_ADMITTED);
     sched->stats.prompt_tokens += req->was_admitted ? 0 : req->admit.prompt.count;
     req->was_admitted = true;

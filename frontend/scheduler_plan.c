@@ -131,6 +131,12 @@ static bool is_step_full(const struct sched_builder *builder)
            builder->tokens_left <= builder->kept_tokens;
 }
 
+/* The mask of a constrained row follows from the token before it, so the row waits for that. */
+static bool awaits_token(const struct req *req)
+{
+    return req->constraint != NULL && req->account.launched_tokens >= req->token_count;
+}
+
 /* Decode rows [from, to) in order of admission; false when the step filled up before the end, and
  * *out_next is then the first left out. */
 static bool add_decode_rows(struct sched_builder *builder, uint32_t from, uint32_t to,
@@ -140,7 +146,8 @@ static bool add_decode_rows(struct sched_builder *builder, uint32_t from, uint32
     for (struct req *req = builder->sched->running.first; req != NULL && index < to;
          req = req->next) {
         if (req->state != REQ_STATE_DECODE ||
-            req->account.launched_tokens >= req_max_launched(req) || index++ < from) {
+            req->account.launched_tokens >= req_max_launched(req) || awaits_token(req) ||
+            index++ < from) {
             continue;
         }
         if (is_step_full(builder)) {

@@ -51,6 +51,10 @@ OTHERS = {
                           {str(300 + i): 0.5 for i in range(1024)}],
                    [[], 1, {"x": 1}, {"5": 101}, {"5": -101}, {"5": "1"}, {"05": 1}, {"-1": 1},
                     {"999999999": 1}, {str(300 + i): 0.5 for i in range(1025)}]),
+    "allowed_token_ids": (BOTH, [[300], [300, 300, 301], list(range(300, 2000))],
+                          [[], 1, {}, "a", [-1], ["5"], [10**9], [19]]),
+    "bad_words": (BOTH, [[], ["word"], ["two words", " spaced", "\u00e9\U0001f600"] * 80],
+                  [1, "a", [1], [""], ["a" * 257], ["a"] * 257]),
     "user": (BOTH, ["someone", ""], [1, {}, []]),
     "metadata": (BOTH, [{}, {"a": "b"}], [1, "a", []]),
     "cache_salt": (BOTH, ["tenant"], ["", 1, []]),
@@ -207,6 +211,55 @@ def test_logit_bias(url):
     first = complete(url, **body)["token_ids"][0]
     assert complete(url, **body, logit_bias={"300": 100})["token_ids"] == [300] * 3
     assert first not in complete(url, **body, logit_bias={str(first): -100})["token_ids"]
+
+
+def test_allowed_token_ids(url):
+    allowed = list(range(400, 430))
+    for more in ({}, {"n": 3}, {"temperature": 0}, {"top_k": 1, "logprobs": 3}):
+        answer = ask(url, TEXT, **{**LOOSE, "allowed_token_ids": allowed,
+                                   "return_token_ids": True, **more})
+        for choice in answer["choices"]:
+            assert len(choice["token_ids"]) == 24 and set(choice["token_ids"]) <= set(allowed)
+            assert choice["finish_reason"] == "length"
+    ended = complete(url, **{**FRANCE, "allowed_token_ids": [6], "return_token_ids": True})
+    assert ended["token_ids"] == [6] and ended["finish_reason"] == "stop"
+    error = refuse(url, TEXT, **{**FRANCE, "allowed_token_ids": [6], "min_tokens": 2})
+    assert error["param"] == "allowed_token_ids"
+    whole = complete(url, **LOOSE)["text"]  # what is allowed at all is not told from nothing
+    assert complete(url, **LOOSE, allowed_token_ids=list(range(2048)))["text"] == whole
+    found = chunks(url, TEXT, **{**LOOSE, "allowed_token_ids": allowed})
+    assert joined(found) == complete(url, **{**LOOSE, "allowed_token_ids": allowed})["text"]
+
+
+def test_bad_words(url):
+    ids = complete(url, **FRANCE, return_token_ids=True)["token_ids"]
+    word = ask(url, "/detokenize", tokens=ids[1:2])["prompt"]
+    assert word.startswith(" ") and "Paris" in word
+    without = complete(url, **FRANCE, bad_words=[word[1:]], return_token_ids=True)["token_ids"]
+    assert without[:1] == ids[:1] and ids[1] not in without
+    body = {"prompt": "Hello", "temperature": 0, "max_tokens": 24, "ignore_eos": True,
+            "return_token_ids": True}
+    ids = complete(url, **body)["token_ids"]
+    pair = ask(url, "/detokenize", tokens=ids[2:5])["prompt"]
+    again = ask(url, "/tokenize", prompt=pair, add_special_tokens=False)["tokens"]
+    changed = complete(url, **body, bad_words=[pair])["token_ids"]
+    if len(again) > 1:  # only the row is gone, not its tokens
+        rows = [changed[i:i + len(again)] for i in range(len(changed))]
+        assert again not in rows
+        assert changed[:2] == ids[:2]
+    streamed = joined(chunks(url, TEXT, **FRANCE, bad_words=["Paris", "is the"]))
+    assert streamed == complete(url, **FRANCE, bad_words=["Paris", "is the"])["text"]
+
+
+def test_constrained_beside_plain(url):
+    """Rows under masks do not change what others get, nor the other way round."""
+    import concurrent.futures
+    rules = [{}, {"allowed_token_ids": list(range(400, 430))}, {"bad_words": ["Paris", "a b"]}]
+    bodies = [{**LOOSE, "seed": i, "max_tokens": 40, **rules[i % 3]} for i in range(12)]
+    alone = [complete(url, **body)["text"] for body in bodies]
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(lambda body: complete(url, **body)["text"], bodies))
+    assert together == alone
 
 
 def test_min_tokens_and_ignore_eos(url):

@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "frontend/constraint.h"
 #include "frontend/engine.h"
 
 struct fake_request {
@@ -135,6 +136,7 @@ static bool step_request(struct engine *engine, struct fake_request *request)
 
 static void free_request(struct fake_request *request)
 {
+    constraint_release(request->request.constraint);
     mem_free(request->prompt);
     mem_free(request->stop_ids);
     mem_free(request);

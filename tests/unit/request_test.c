@@ -168,7 +168,7 @@ static void test_bounds_name_value_and_limit(void)
     expect_refused(&request, ERR_LIMIT, "logprobs of 21 tokens, at most 20");
     request = plain();
     request.admit.constrained = true;
-    expect_refused(&request, ERR_UNSUPPORTED, "constrained output is not supported");
+    expect_refused(&request, ERR_ARGUMENT, "constrained is 1: the constraint is missing");
     request = plain();
     request.on_event = NULL;
     expect_refused(&request, ERR_ARGUMENT, "a request needs an event callback");
