@@ -239,7 +239,8 @@ bool golden_is_within(const struct golden *golden, const struct golden_distance 
 
 static double less_chance(double rate, uint32_t count)
 {
-    return rate - 0.02 - 2 * sqrt(2 * rate * (1 - rate) / count);
+    double likely = (rate * count + 1) / (count + 2.0); /* never 1, however few the steps */
+    return rate - 0.02 - 2 * sqrt(2 * likely * (1 - likely) / count);
 }
 
 double golden_least_rate(const struct golden *golden)

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/json.h"
+#include "common/mem.h"
 #include "tests/testlib/golden.h"
 #include "tests/testlib/test.h"
 
@@ -106,6 +107,31 @@ static void test_meter_tells_distance(void)
     golden_destroy(golden);
 }
 
+static void test_committed_checkpoints_are_held_to_two_points(void)
+{
+    struct golden *golden = golden_load("dense-sharded");
+    test_true(fabs(golden_least_rate(golden) - (golden->top1_rate - 0.02)) < 1e-12);
+    test_true(fabs(golden_least_greedy_rate(golden) - (golden->top1_rate - 0.02)) < 1e-12);
+    golden_destroy(golden);
+}
+
+/* As tests/tools/make_checkpoints.py writes them: 96 steps of which the worse run agrees at 92. */
+static void test_few_steps_leave_room_for_chance(void)
+{
+    static uint32_t tokens[96];
+    static uint32_t worse[96] = {1, 0, 1, 0, 1, 1};
+    struct golden *golden = mem_zalloc(1, sizeof(*golden));
+    golden->greedy_count = 1;
+    golden->greedy[0] =
+        (struct golden_greedy){.count = 96, .tokens = tokens, .run_tokens = {worse, tokens}};
+    double rate = 92.0 / 96;
+    test_true(golden_least_greedy_rate(golden) < rate - 0.02 - 0.05);
+    test_true(golden_least_greedy_rate(golden) > rate - 0.02 - 0.07);
+    worse[0] = worse[2] = worse[4] = worse[5] = 0; /* all agree: chance still has a part */
+    test_true(golden_least_greedy_rate(golden) < 1 - 0.02 - 0.02);
+    mem_free(golden);
+}
+
 static void test_demo_prompts(void)
 {
     struct golden_prompts prompts = {0};
@@ -124,6 +150,8 @@ static const struct test_case cases[] = {
     TEST(test_cases_are_whole),
     TEST(test_greedy_continues_its_case),
     TEST(test_meter_tells_distance),
+    TEST(test_committed_checkpoints_are_held_to_two_points),
+    TEST(test_few_steps_leave_room_for_chance),
     TEST(test_demo_prompts),
 };
 
