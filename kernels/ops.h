@@ -14,6 +14,7 @@
 #define KERNELS_OPS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/err.h"
@@ -164,6 +165,40 @@ struct k_head_args {
     float softcap;    /* 0: none */
     uint16_t *logits; /* [rows, vocab] bf16, out */
 };
+
+/* The two residuals of ple_layer, for backends that make it of several launches: into x alone, then
+ * with what the layer got. */
+static inline struct k_residual_norm_args k_ple_first_residual(const struct k_ple_layer_args *args)
+{
+    struct k_residual_norm_args first = {
+        .h = args->h,
+        .post_weight = args->post_weight,
+        .layer_scalar = NULL,
+        .next_weight = NULL,
+        .eps = args->eps,
+        .rows = args->rows,
+        .hidden_elems = args->hidden_elems,
+        .x = args->x,
+        .normed = NULL,
+    };
+    return first;
+}
+
+static inline struct k_residual_norm_args k_ple_last_residual(const struct k_ple_layer_args *args)
+{
+    struct k_residual_norm_args last = {
+        .h = args->h,
+        .post_weight = args->ple_weight,
+        .layer_scalar = args->layer_scalar,
+        .next_weight = args->next_weight,
+        .eps = args->eps,
+        .rows = args->rows,
+        .hidden_elems = args->hidden_elems,
+        .x = args->x,
+        .normed = args->normed,
+    };
+    return last;
+}
 
 struct k_ops {
     enum err_code (*embed_norm)(struct k_stream *stream, const struct k_embed_norm_args *args,

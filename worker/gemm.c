@@ -11,7 +11,7 @@
 
 struct gemm {
     struct gemm_options options;
-    struct k_ops ops;      /* the kernels', but for linear, gate_up and head */
+    struct k_ops ops;      /* the kernels', but for linear, gate_up, head and ple_layer */
     cublasHandle_t handle; /* owned */
     uint16_t *gate_up;     /* [max_tokens, 2 * intermediate] bf16 */
     uint16_t *gathered;    /* [max_rows, hidden] bf16 */
@@ -146,6 +146,40 @@ static enum err_code head(struct k_stream *stream, const struct k_head_args *arg
                           : code;
 }
 
+static enum err_code ple_layer(struct k_stream *stream, const struct k_ple_layer_args *args,
+                               struct err *err)
+{
+    struct gemm *gemm = k_cuda_stream_owner(stream);
+    if (args->rows <= gemm->options.small_rows) {
+        return k_cuda_ops()->ple_layer(stream, args, err);
+    }
+    const struct k_residual_norm_args first = k_ple_first_residual(args);
+    const struct k_residual_norm_args last = k_ple_last_residual(args);
+    const struct product gate = {
+        .x = args->x,
+        .weight = args->gate,
+        .rows = args->rows,
+        .in_elems = args->hidden_elems,
+        .out_elems = args->elems,
+        .stride_elems = args->elems,
+        .out = args->gated,
+    };
+    const struct product projection = {
+        .x = args->gated,
+        .weight = args->projection,
+        .rows = args->rows,
+        .in_elems = args->elems,
+        .out_elems = args->hidden_elems,
+        .stride_elems = args->hidden_elems,
+        .out = args->h,
+    };
+    enum err_code code = k_cuda_ops()->residual_norm(stream, &first, err);
+    code = code == ERR_OK ? multiply(gemm, &gate, "ple_layer", err) : code;
+    code = code == ERR_OK ? k_cuda_ple_gelu(stream, args, err) : code;
+    code = code == ERR_OK ? multiply(gemm, &projection, "ple_layer", err) : code;
+    return code == ERR_OK ? k_cuda_ops()->residual_norm(stream, &last, err) : code;
+}
+
 enum err_code gemm_create(const struct gemm_options *options, struct gemm **out_gemm,
                           struct err *err)
 {
@@ -155,6 +189,7 @@ enum err_code gemm_create(const struct gemm_options *options, struct gemm **out_
     gemm->ops.linear = linear;
     gemm->ops.gate_up = gate_up;
     gemm->ops.head = head;
+    gemm->ops.ple_layer = ple_layer;
     unsigned char *at = options->workspace + CUBLAS_WORKSPACE_BYTES;
     gemm->gate_up = (uint16_t *)(void *)at;
     at += gate_up_bytes(options->max_tokens, options->max_intermediate_elems);

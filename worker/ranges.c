@@ -60,6 +60,9 @@ IN_RANGE(gate_up)
 IN_RANGE(head)
 IN_RANGE(route)
 IN_RANGE(join_norm)
+IN_RANGE_OF(ple_fetch, ple_inputs)
+IN_RANGE(ple_inputs)
+IN_RANGE(ple_layer)
 IN_RANGE_OF(expert_gate_up, expert)
 IN_RANGE_OF(expert_down, expert)
 IN_RANGE(open)
@@ -82,6 +85,9 @@ const struct k_ops *ranges_ops(void)
         .expert_gate_up = in_range_expert_gate_up,
         .expert_down = in_range_expert_down,
         .join_norm = in_range_join_norm,
+        .ple_fetch = in_range_ple_fetch,
+        .ple_inputs = in_range_ple_inputs,
+        .ple_layer = in_range_ple_layer,
         .open = in_range_open,
         .expand = in_range_expand,
         .sample = in_range_sample,

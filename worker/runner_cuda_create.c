@@ -27,7 +27,8 @@ struct k_cuda_shape runner_cuda_shape(const struct model_config *config,
         .slots = limits->slots,
         .max_context_tokens = limits->max_context_tokens,
         .hidden_elems = config->hidden_elems,
-        .max_linear_out_elems = config->hidden_elems,
+        .max_linear_out_elems =
+            num_max(config->hidden_elems, config->ple_elems * config->layer_count),
         .heads = config->heads,
         .vocab_tokens = config->info.vocab_tokens,
         .experts = config->experts,
@@ -65,7 +66,8 @@ uint64_t runner_cuda_workspace_bytes(const struct model_config *config,
     uint64_t page_bytes = forward_page_bytes(config, RUNNER_FAMILY_LOCAL, limits->page_tokens) +
                           forward_page_bytes(config, RUNNER_FAMILY_GLOBAL, limits->page_tokens);
     return CARVE_SLACK + page_bytes /* the padding pages */ +
-           forward_workspace_bytes(config, limits) + k_cuda_scratch_bytes(&shape) +
+           forward_workspace_bytes(config, limits) + forward_ple_fetched_bytes(config, limits) +
+           k_cuda_scratch_bytes(&shape) +
            gemm_workspace_bytes(limits->max_step_tokens, logit_rows(limits), config->hidden_elems,
                                 largest_intermediate(config)) +
            limits->slots * per_slot + limits->max_step_rows * per_row +
@@ -326,15 +328,25 @@ static enum err_code warm_prompt(struct runner_cuda *runner, uint32_t tokens, en
     return code == ERR_OK ? runner_cuda_enqueue(runner, shape, part, err) : code;
 }
 
-/* So few layers that there is one of each family among them. */
+/* Do the products of both layers have the same shapes? */
+static bool is_alike(const struct model_layer *a, const struct model_layer *b)
+{
+    return a->family == b->family && a->owns_kv == b->owns_kv &&
+           a->intermediate_elems == b->intermediate_elems;
+}
+
+/* So few layers that there is one of each kind among them. */
 static uint32_t telling_layers(const struct model_config *config)
 {
     uint32_t count = 1;
-    while (count < config->layer_count &&
-           config->layers[count].family == config->layers[0].family) {
-        count++;
+    for (uint32_t i = 1; i < config->layer_count; i++) {
+        uint32_t first = 0;
+        while (!is_alike(&config->layers[first], &config->layers[i])) {
+            first++;
+        }
+        count = first == i ? i + 1 : count;
     }
-    return num_min(count + 1, config->layer_count);
+    return count;
 }
 
 /* Every count of tokens that a step with prompts has, in few layers: products are chosen by shape.

@@ -76,6 +76,13 @@ static const struct row lm_head_row = {
     {WEIGHTS_DIM_VOCAB, WEIGHTS_DIM_HIDDEN},
 };
 
+static const struct row ple_table_row = {
+    "embed_tokens_per_layer.weight",
+    offsetof(struct weights, ple_embed_tokens),
+    WEIGHTS_WHEN_PLE,
+    {WEIGHTS_DIM_PLE_VOCAB, WEIGHTS_DIM_PLE_ALL},
+};
+
 enum {
     GLOBAL_ROWS = sizeof(global_rows) / sizeof(global_rows[0]),
     LAYER_ROWS = sizeof(layer_rows) / sizeof(layer_rows[0])
@@ -329,6 +336,7 @@ static void plan_all(struct weights_plan *plan)
         plan_layer(plan, i);
     }
     plan_lm_head(plan);
+    plan_row(plan, &ple_table_row, NULL, ple_table_row.name, &weights->ple_embed_tokens);
     find_unexpected(plan);
 }
 
@@ -343,7 +351,7 @@ static void plan_make(struct weights_plan *plan, const struct model_config *conf
                       const struct st_set *set, struct weights *weights)
 {
     size_t most_entries =
-        GLOBAL_ROWS + 1 + (LAYER_ROWS + weights_experts_most_entries(config)) * config->layer_count;
+        GLOBAL_ROWS + 2 + (LAYER_ROWS + weights_experts_most_entries(config)) * config->layer_count;
     plan->config = config;
     plan->set = set;
     plan->prefix = find_prefix(set);
@@ -384,6 +392,13 @@ enum err_code weights_check(const struct model_config *config, const struct st_s
     }
     weights_fini(&unused);
     return code;
+}
+
+uint64_t weights_ple_table_bytes(const struct model_config *config)
+{
+    uint64_t elems = dim_elems(config, NULL, WEIGHTS_DIM_PLE_VOCAB) *
+                     dim_elems(config, NULL, WEIGHTS_DIM_PLE_ALL);
+    return num_align_up(elems * sizeof(uint16_t), WEIGHTS_ALIGN_BYTES);
 }
 
 uint32_t weights_check_each(const struct model_config *config, const struct st_set *set,
@@ -580,6 +595,7 @@ void weights_lay_out(const struct model_config *config, const unsigned char *bas
     } else {
         lay_out_row(&layout, &lm_head_row, &config->layers[0], &out_weights->lm_head);
     }
+    lay_out_row(&layout, &ple_table_row, &config->layers[0], &out_weights->ple_embed_tokens);
     out_weights->block_bytes = layout.block_bytes;
 }
 

@@ -29,7 +29,10 @@ struct weights_layer {
 #define LAYER(field, name, when, dim0, dim1, dim2)
 struct weights {
 #include "worker/weights.def"
-    const uint16_t *lm_head;      /* [vocab, hidden] bf16; embed_tokens where tied */
+    const uint16_t *lm_head; /* [vocab, hidden] bf16; embed_tokens where tied */
+    /* [ple vocab, layers * ple elements] bf16; null without.  Last in the block; a loader may put it
+     * elsewhere. */
+    const uint16_t *ple_embed_tokens;
     struct weights_layer *layers; /* owned, [layer_count] */
     uint32_t layer_count;
     bool ple_is_far;           /* ple_embed_tokens lies in host memory, all else on a device */
@@ -65,6 +68,9 @@ struct weights_progress {
 ERR_NODISCARD enum err_code weights_check(const struct model_config *config,
                                           const struct st_set *set, uint64_t *out_bytes,
                                           struct err *err);
+
+/* Bytes at the end of the block that are the table of per-layer embeddings; 0 without. */
+uint64_t weights_ple_table_bytes(const struct model_config *config);
 
 /* The same check: on_fault sees each fault, be they ever so many.  Returns how many. */
 uint32_t weights_check_each(const struct model_config *config, const struct st_set *set,

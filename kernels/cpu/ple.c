@@ -69,14 +69,8 @@ static void gate_rows(const struct k_stream *stream, const struct k_ple_layer_ar
 enum err_code k_cpu_ple_layer(struct k_stream *stream, const struct k_ple_layer_args *args,
                               struct err *err)
 {
-    struct k_residual_norm_args residual = {
-        .h = args->h,
-        .post_weight = args->post_weight,
-        .eps = args->eps,
-        .rows = args->rows,
-        .hidden_elems = args->hidden_elems,
-        .x = args->x,
-    };
+    const struct k_residual_norm_args first = k_ple_first_residual(args);
+    const struct k_residual_norm_args last = k_ple_last_residual(args);
     const struct k_linear_args gate = {
         .x = args->x,
         .rows = args->rows,
@@ -95,16 +89,12 @@ enum err_code k_cpu_ple_layer(struct k_stream *stream, const struct k_ple_layer_
         .out_elems = {args->hidden_elems},
         .out = args->h,
     };
-    enum err_code code = k_cpu_residual_norm(stream, &residual, err);
+    enum err_code code = k_cpu_residual_norm(stream, &first, err);
     code = code == ERR_OK ? k_cpu_linear(stream, &gate, err) : code;
     if (code != ERR_OK) {
         return code;
     }
     gate_rows(stream, args);
     code = k_cpu_linear(stream, &projection, err);
-    residual.post_weight = args->ple_weight;
-    residual.layer_scalar = args->layer_scalar;
-    residual.next_weight = args->next_weight;
-    residual.normed = args->normed;
-    return code == ERR_OK ? k_cpu_residual_norm(stream, &residual, err) : code;
+    return code == ERR_OK ? k_cpu_residual_norm(stream, &last, err) : code;
 }

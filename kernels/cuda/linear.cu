@@ -38,6 +38,7 @@ enum product {
     PRODUCT_LINEAR,
     PRODUCT_GATE_UP,
     PRODUCT_HEAD,
+    PRODUCT_PLE_GATE, /* with what a layer gets of per-layer embeddings */
 };
 
 struct product_args {
@@ -50,6 +51,8 @@ struct product_args {
     const uint16_t *weights[K_MAX_LINEAR_PARTS];
     uint32_t slices;
     float softcap;
+    const uint16_t *ple_input; /* [rows, ple_stride_elems], out_elems used */
+    uint64_t ple_stride_elems;
     float *partial; /* [slices, rows, out] f32 where slices > 1 */
     uint16_t *out;
 };
@@ -124,6 +127,13 @@ struct tile_source {
     }
 };
 
+static __device__ __forceinline__ uint16_t ple_gated(const product_args &args, float sum,
+                                                     uint32_t row, uint32_t out_row)
+{
+    float input = k_f32(__ldcg(args.ple_input + row * args.ple_stride_elems + out_row));
+    return k_bf16(k_rounded(k_gelu_tanh(k_rounded(sum))) * input);
+}
+
 /* Adds the warps' sums of a tile, in warp order, and writes its outputs.
  *   sums [warps, N_TILES, 128] f32, in the order the accumulators lie */
 template <product PRODUCT, int N_TILES>
@@ -154,6 +164,8 @@ static __device__ __forceinline__ void finish_tile(const product_args &args, con
             args.out[to] = k_geglu(sum, up);
         } else if (PRODUCT == PRODUCT_HEAD) {
             args.out[to] = k_bf16(k_softcapped(sum, args.softcap));
+        } else if (PRODUCT == PRODUCT_PLE_GATE) {
+            args.out[to] = ple_gated(args, sum, column, out_row);
         } else if (args.slices > 1) {
             args.partial[(uint64_t)slice * args.rows * args.out_elems + to] = sum;
         } else {
@@ -318,9 +330,10 @@ static __global__ void __launch_bounds__(PLAIN_THREADS) warp_per_row_kernel(prod
         float up_sum = PRODUCT == PRODUCT_GATE_UP ? k_warp_sum(up_sums[r]) : 0.0F;
         if (lane == 0 && r < count) {
             uint16_t *to = args.out + (uint64_t)(first + r) * args.out_elems + out_row;
-            *to = PRODUCT == PRODUCT_GATE_UP ? k_geglu(sum, up_sum)
-                  : PRODUCT == PRODUCT_HEAD  ? k_bf16(k_softcapped(sum, args.softcap))
-                                             : k_bf16(sum);
+            *to = PRODUCT == PRODUCT_GATE_UP    ? k_geglu(sum, up_sum)
+                  : PRODUCT == PRODUCT_HEAD     ? k_bf16(k_softcapped(sum, args.softcap))
+                  : PRODUCT == PRODUCT_PLE_GATE ? ple_gated(args, sum, first + r, out_row)
+                                                : k_bf16(sum);
         }
     }
 }
@@ -544,6 +557,29 @@ extern "C" enum err_code k_cuda_head(struct k_stream *stream, const struct k_hea
     return k_launched(launch_product<PRODUCT_HEAD>(stream, product, false), "head", err);
 }
 
+extern "C" enum err_code k_cuda_ple_gate(struct k_stream *stream,
+                                         const struct k_ple_layer_args *args, struct err *err)
+{
+    enum err_code code = check_in("ple_gate", args->hidden_elems, err);
+    code = code == ERR_OK ? k_check_aligned("ple_gate", {{args->x, "x"}, {args->gate, "gate"}}, err)
+                          : code;
+    if (code != ERR_OK || args->rows == 0) {
+        return code;
+    }
+    product_args product = {};
+    product.x = args->x;
+    product.rows = args->rows;
+    product.in_elems = args->hidden_elems;
+    product.out_elems = args->elems;
+    product.part_ends[0] = args->elems;
+    product.part_ends[1] = args->elems;
+    product.weights[0] = args->gate;
+    product.ple_input = args->input;
+    product.ple_stride_elems = args->input_stride_elems;
+    product.out = args->gated;
+    return k_launched(launch_product<PRODUCT_PLE_GATE>(stream, product, false), "ple_gate", err);
+}
+
 uint64_t k_cuda_linear_scratch_bytes(const k_cuda_shape *shape)
 {
     return (uint64_t)MAX_SLICES * K_CUDA_SMALL_ROWS * shape->max_linear_out_elems * sizeof(float);
@@ -577,6 +613,8 @@ cudaError_t k_cuda_linear_prepare(void)
     error = allow_shared<PRODUCT_LINEAR, 2>(error);
     error = allow_shared<PRODUCT_GATE_UP, 1>(error);
     error = allow_shared<PRODUCT_GATE_UP, 2>(error);
+    error = allow_shared<PRODUCT_PLE_GATE, 1>(error);
+    error = allow_shared<PRODUCT_PLE_GATE, 2>(error);
     error = allow_shared<PRODUCT_HEAD, 1>(error);
     return allow_shared<PRODUCT_HEAD, 2>(error);
 }

@@ -148,7 +148,7 @@ static __global__ void __launch_bounds__(THREADS)
     uint4 next[MAX_PIECES];
     k_begin();
     load_weight(args.post_weight, pieces, post);
-    load_weight(args.next_weight, pieces, next);
+    load_weight(args.next_weight, args.next_weight == nullptr ? 0 : pieces, next);
     float scalar = args.layer_scalar == nullptr ? 1.0F : k_f32(__ldg(args.layer_scalar));
     k_wait_for_predecessors();
     uint64_t row = blockIdx.x;
@@ -181,6 +181,9 @@ static __global__ void __launch_bounds__(THREADS)
             x_at[piece] = packed;
             x[p] = k_unpack(packed);
         }
+    }
+    if (args.next_weight == nullptr) {
+        return;
     }
     norm_row(x, next, pieces, args.hidden_elems, args.eps, partial + WARPS,
              reinterpret_cast<uint4 *>(args.normed) + row * pieces);

@@ -70,6 +70,11 @@ ERR_NODISCARD enum err_code k_cuda_gather(struct k_stream *stream, const uint16_
 ERR_NODISCARD enum err_code k_cuda_softcap(struct k_stream *stream, uint16_t *logits, uint32_t rows,
                                            uint32_t vocab_tokens, float softcap, struct err *err);
 
+/* What remains of ple_layer's gate product made elsewhere, in place:
+ *   gated = bf16(bf16(gelu_tanh(gated)) * input) */
+ERR_NODISCARD enum err_code k_cuda_ple_gelu(struct k_stream *stream,
+                                            const struct k_ple_layer_args *args, struct err *err);
+
 /* out[i] = bf16(mean + sigma * n_i), n_i normal, the same for the same seed.  For benchmarks. */
 struct k_cuda_normal {
     uint16_t *out; /* device memory */

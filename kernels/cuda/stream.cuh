@@ -20,6 +20,10 @@ struct k_stream {
     k_cuda_shape shape;
     unsigned char *scratch; /* of the running operator; each operator leaves its counters zero */
     struct k_partial partial;
+    cudaStream_t fetch_stream; /* owned; rows of a far table come on it, between these */
+    cudaEvent_t fetch_begin;   /* owned */
+    cudaEvent_t fetch_end;     /* owned */
+    const uint16_t *fetched;   /* where they come to; null: none are on their way */
     uint32_t sm_count;
     bool uses_dependent_launch;
     void *owner;
@@ -40,12 +44,19 @@ enum err_code k_cuda_route(struct k_stream *, const struct k_route_args *, struc
 enum err_code k_cuda_expert_gate_up(struct k_stream *, const struct k_expert_args *, struct err *);
 enum err_code k_cuda_expert_down(struct k_stream *, const struct k_expert_args *, struct err *);
 enum err_code k_cuda_join_norm(struct k_stream *, const struct k_join_norm_args *, struct err *);
+enum err_code k_cuda_ple_fetch(struct k_stream *, const struct k_ple_inputs_args *, struct err *);
+enum err_code k_cuda_ple_inputs(struct k_stream *, const struct k_ple_inputs_args *, struct err *);
+enum err_code k_cuda_ple_layer(struct k_stream *, const struct k_ple_layer_args *, struct err *);
 enum err_code k_cuda_open(struct k_stream *, const struct k_open_args *, struct err *);
 enum err_code k_cuda_expand(struct k_stream *, const struct k_expand_args *, struct err *);
 enum err_code k_cuda_sample(struct k_stream *, const struct k_sample_args *, struct err *);
 enum err_code k_cuda_logprobs(struct k_stream *, const struct k_logprobs_args *, struct err *);
 enum err_code k_cuda_advance(struct k_stream *, const struct k_advance_args *, struct err *);
 }
+
+/* gated of ple_layer, from x: a product with an end of its own (linear.cu). */
+extern "C" enum err_code k_cuda_ple_gate(struct k_stream *, const struct k_ple_layer_args *,
+                                         struct err *);
 
 /* Scratch of each family and one-time attributes; called by stream.cu. */
 uint64_t k_cuda_attention_scratch_bytes(const k_cuda_shape *shape);

@@ -138,8 +138,7 @@ static void test_bad_configs(void)
          "text_config.hidden_size is a string, must be an integer"},
         {"\"gemma4_unified_text\"", "\"llama\"", "model_type is 'llama'"},
         {"\"sliding_window\": 128,", "", "text_config.sliding_window is missing"},
-        {"\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 2",
-         "config.json sets num_kv_shared_layers"},
+        {"\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 6", "num_kv_shared_layers is 6"},
         {"\"vocab_size\": 2048", "\"vocab_size\": 2048, \"vocab_size\": 2049", "duplicate key"},
         {"\"proportional\"", "\"yarn\"", "rope_type is 'yarn'"},
     };
