@@ -12,18 +12,20 @@
 
 struct api_keys;
 struct engine;
+struct http_admin_wait;
 struct http_conns;
 struct loop;
 struct work;
 
 struct app {
-    const struct options *options; /* borrowed; any thread */
-    struct prepare_model model;    /* any thread: read-only once the loop runs */
-    struct engine *engine;         /* owned by main; any thread */
-    struct loop *loop;             /* owned by main */
-    struct work *work;             /* owned by main */
-    struct http_conns *conns;      /* owned by the server */
-    struct api_keys *keys;         /* owned by main; null: everybody may ask; any thread */
+    const struct options *options;       /* borrowed; any thread */
+    struct prepare_model model;          /* any thread: read-only once the loop runs */
+    struct engine *engine;               /* owned by main; any thread */
+    struct loop *loop;                   /* owned by main */
+    struct work *work;                   /* owned by main */
+    struct http_conns *conns;            /* owned by the server */
+    struct http_admin_wait *admin_waits; /* owned by their requests */
+    struct api_keys *keys;               /* owned by main; null: everybody may ask; any thread */
     struct metrics metrics;
     uint64_t created_s;     /* wall clock at start, for /v1/models */
     uint64_t random_state;  /* seeds and ids; from the system at start */

@@ -57,6 +57,8 @@ struct engine {
     bool is_woken;
     bool is_stopping;
     bool is_leaving;
+    uint64_t resets_asked;   /* the last ticket */
+    uint64_t resets_taken;   /* of those, by the engine thread */
     struct mail *mail_first; /* owned */
     struct mail *mail_last;
     uint32_t mail_submits;
@@ -307,6 +309,7 @@ static void publish(struct engine *engine)
     (void)snprintf(status.misfit, sizeof(status.misfit), "%s",
                    link_misfit_text(engine->link)); /* as long as an error's text */
     sched_get_figures(engine->sched, &status.figures);
+    status.cache_resets_done = link_stats_resets_done(engine->worker_stats);
     status.worker_heard_ns = link_stats_get(engine->worker_stats, &status.worker);
     for (uint32_t i = 0; i <= RESULT_FINISH_CANCEL; i++) {
         status.requests_finished[i] = stats.finished[i];
@@ -359,6 +362,17 @@ static bool is_stopping(struct engine *engine)
     return stops;
 }
 
+static void take_resets(struct engine *engine)
+{
+    (void)pthread_mutex_lock(&engine->mutex);
+    bool is_new = engine->resets_asked > engine->resets_taken;
+    engine->resets_taken = engine->resets_asked;
+    (void)pthread_mutex_unlock(&engine->mutex);
+    if (is_new) {
+        link_stats_reset_cache(engine->worker_stats, engine->resets_taken);
+    }
+}
+
 static void *run(void *argument)
 {
     struct engine *engine = argument;
@@ -369,6 +383,7 @@ static void *run(void *argument)
         uint64_t now_ns = clock_now_ns();
         sched_tick(engine->sched, now_ns);
         uint64_t deadline_ns = check_silence(engine, now_ns);
+        take_resets(engine);
         link_stats_poll(engine->worker_stats, engine->is_draining, now_ns);
         publish(engine);
         uint64_t stats_ns = link_stats_wake_ns(engine->worker_stats, engine->is_draining);
@@ -546,6 +561,15 @@ void engine_leave(struct engine *engine)
     engine->is_leaving = true;
     wake_locked(engine);
     (void)pthread_mutex_unlock(&engine->mutex);
+}
+
+uint64_t engine_reset_cache(struct engine *engine)
+{
+    (void)pthread_mutex_lock(&engine->mutex);
+    uint64_t ticket = ++engine->resets_asked;
+    wake_locked(engine);
+    (void)pthread_mutex_unlock(&engine->mutex);
+    return ticket;
 }
 
 void engine_get_status(struct engine *engine, struct engine_status *out_status)

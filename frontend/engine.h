@@ -120,6 +120,7 @@ struct engine_status {
     uint32_t preempted_waiting; /* of waiting_requests, those that had been running */
     uint64_t records_stale;
     uint64_t worker_attaches;
+    uint64_t cache_resets_done;       /* the highest ticket of engine_reset_cache that is done */
     struct hello_stats_answer worker; /* its own counters, at most a second old while attached */
     uint64_t worker_heard_ns;         /* when they came; 0 never */
     /* why the worker that is there does not let this frontend attach, "" where it does or none is */
@@ -127,6 +128,10 @@ struct engine_status {
     bool misfit_lasts; /* and will not */
 };
 void engine_get_status(struct engine *engine, struct engine_status *out_status);
+
+/* Have the worker forget cached prefixes that no sequence holds.  Done once the status says so of the
+ * ticket returned; never where the worker goes meanwhile. */
+uint64_t engine_reset_cache(struct engine *engine);
 
 /* Requests of total_tokens that fit beside each other into the last worker's pools and slots. */
 uint32_t engine_requests_that_fit(struct engine *engine, uint32_t total_tokens);

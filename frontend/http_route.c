@@ -76,6 +76,11 @@ static void route_reload(const struct handler *handler, h2o_req_t *request)
     http_admin_reload(handler->app, request);
 }
 
+static void route_reset_cache(const struct handler *handler, h2o_req_t *request)
+{
+    http_admin_reset_cache(handler->app, request);
+}
+
 static const struct route {
     const char *path;
     bool is_prefix; /* anything below it, too */
@@ -83,6 +88,7 @@ static const struct route {
     enum http_access access;
     void (*serve)(const struct handler *handler, h2o_req_t *request);
 } routes[] = {
+    {"/admin/cache/reset", false, true, HTTP_ACCESS_ADMIN, route_reset_cache},
     {"/admin/reload", false, true, HTTP_ACCESS_ADMIN, route_reload},
     {"/detokenize", false, true, HTTP_ACCESS_KEY, route_detokenize},
     {"/health", false, false, HTTP_ACCESS_OPEN, route_health},

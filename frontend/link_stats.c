@@ -15,7 +15,10 @@ struct link_stats {
     struct buf bytes;
     struct mem_arena arena;
     struct hello_stats_answer answer;
-    uint64_t heard_ns; /* 0: never */
+    uint64_t heard_ns;     /* 0: never */
+    uint64_t reset_wanted; /* tickets */
+    uint64_t reset_asked;  /* with the request that is pending; 0: that is for the counters */
+    uint64_t reset_done;
 };
 
 enum err_code link_stats_create(const char *run_dir, void (*on_wake)(void *owner), void *owner,
@@ -50,8 +53,10 @@ void link_stats_destroy(struct link_stats *stats)
 /* What cannot be asked or read now is asked again a second later: the figures' age tells. */
 static void ask(struct link_stats *stats, uint64_t now_ns)
 {
-    static const struct hello_message request = {.type = HELLO_STATS};
+    bool is_reset = stats->reset_wanted > stats->reset_done;
+    const struct hello_message request = {.type = is_reset ? HELLO_CACHE_RESET : HELLO_STATS};
     struct err err;
+    stats->reset_asked = is_reset ? stats->reset_wanted : 0;
     stats->due_ns = now_ns + EVERY_NS;
     buf_reset(&stats->bytes);
     stats->is_asking = hello_encode(&request, &stats->bytes, &err) == ERR_OK &&
@@ -68,7 +73,14 @@ static void take_answer(struct link_stats *stats, const void *bytes, size_t byte
         message.type == HELLO_STATS_ANSWER) {
         stats->answer = message.as.stats_answer;
         stats->heard_ns = now_ns;
+        stats->reset_done = stats->reset_asked > 0 ? stats->reset_asked : stats->reset_done;
     }
+}
+
+/* It could not be done: whoever wanted it hears nothing, and may ask again. */
+static void give_up_resets(struct link_stats *stats)
+{
+    stats->reset_wanted = stats->reset_done;
 }
 
 void link_stats_poll(struct link_stats *stats, bool is_attached, uint64_t now_ns)
@@ -80,13 +92,28 @@ void link_stats_poll(struct link_stats *stats, bool is_attached, uint64_t now_ns
         take_answer(stats, bytes, byte_count, now_ns);
         stats->is_asking = false;
         break;
-    case LINK_ASK_NONE:
-    case LINK_ASK_FAILED: stats->is_asking = false; break;
+    case LINK_ASK_FAILED:
+        give_up_resets(stats);
+        stats->is_asking = false;
+        break;
+    case LINK_ASK_NONE: stats->is_asking = false; break;
     case LINK_ASK_PENDING: return;
     }
-    if (is_attached && now_ns >= stats->due_ns) {
+    if (!is_attached) {
+        give_up_resets(stats);
+    } else if (now_ns >= stats->due_ns || stats->reset_wanted > stats->reset_done) {
         ask(stats, now_ns);
     }
+}
+
+void link_stats_reset_cache(struct link_stats *stats, uint64_t ticket)
+{
+    stats->reset_wanted = ticket;
+}
+
+uint64_t link_stats_resets_done(const struct link_stats *stats)
+{
+    return stats->reset_done;
 }
 
 uint64_t link_stats_wake_ns(const struct link_stats *stats, bool is_attached)

@@ -19,6 +19,7 @@
 #include "common/mem.h"
 #include "frontend/app.h"
 #include "frontend/engine.h"
+#include "frontend/http_admin.h"
 #include "frontend/http_conn.h"
 #include "frontend/http_generate.h"
 #include "frontend/http_reply.h"
@@ -150,6 +151,7 @@ static void on_tick(void *owner)
     uint64_t now_ns = clock_now_ns();
     http_conns_sweep(server->app->conns, now_ns);
     http_calls_sweep(server->calls, now_ns);
+    http_admin_sweep(server->app, now_ns);
     resume_accepting(server);
 }
 

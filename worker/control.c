@@ -156,7 +156,7 @@ static enum err_code answer_attach(struct control *control, const struct hello_a
     return code;
 }
 
-static enum err_code answer_stats(struct control *control, struct err *err)
+static enum err_code answer_stats(struct control *control, bool is_reset, struct err *err)
 {
     struct control_ready ready;
     if (!get_ready(control, &ready)) {
@@ -164,9 +164,15 @@ static enum err_code answer_stats(struct control *control, struct err *err)
     }
     struct session_stats stats;
     const struct prefix_stats *prefix = &stats.prefix;
-    enum err_code code = executor_stats(ready.executor, &stats, err);
+    enum err_code code = is_reset ? executor_reset_cache(ready.executor, &stats, err)
+                                  : executor_stats(ready.executor, &stats, err);
     if (code != ERR_OK) {
         return code;
+    }
+    if (is_reset) {
+        log_info("control", "cache_reset", "held_global_pages=%u held_local_pages=%u",
+                 prefix->cached_pages[RUNNER_FAMILY_GLOBAL],
+                 prefix->cached_pages[RUNNER_FAMILY_LOCAL]);
     }
     const struct hello_message message = {
         .type = HELLO_STATS_ANSWER,
@@ -211,7 +217,8 @@ static enum err_code dispatch(struct control *control, const struct hello_messag
     switch (message->type) {
     case HELLO_HELLO: return answer_hello(control, &message->as.hello, err);
     case HELLO_ATTACH: return answer_attach(control, &message->as.attach, err);
-    case HELLO_STATS: return answer_stats(control, err);
+    case HELLO_STATS: return answer_stats(control, false, err);
+    case HELLO_CACHE_RESET: return answer_stats(control, true, err);
     case HELLO_PROFILE: return err_set(err, ERR_UNSUPPORTED, "this worker has no profiler range");
     case HELLO_WELCOME:
     case HELLO_ATTACHED:

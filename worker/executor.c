@@ -39,6 +39,7 @@ enum request_kind {
     REQUEST_NONE,
     REQUEST_ATTACH,
     REQUEST_STATS,
+    REQUEST_CACHE_RESET, /* then as STATS */
 };
 
 struct request {
@@ -287,7 +288,11 @@ static void answer_request(struct executor *executor, uint64_t now_ns)
     (void)pthread_mutex_lock(&executor->mutex);
     struct request *request = &executor->request;
     bool is_answered = false;
-    if (request->kind == REQUEST_STATS && !request->is_done) {
+    bool is_reset = request->kind == REQUEST_CACHE_RESET;
+    if ((is_reset || request->kind == REQUEST_STATS) && !request->is_done) {
+        if (is_reset) {
+            session_core_reset_cache(executor->options.core);
+        }
         session_core_stats(executor->options.core, &request->stats);
         request->stats.busy_ns = executor->busy_ns;
         request->code = ERR_OK;
@@ -348,17 +353,29 @@ enum err_code executor_attach(struct executor *executor, const struct executor_a
     return code;
 }
 
-enum err_code executor_stats(struct executor *executor, struct session_stats *out_stats,
-                             struct err *err)
+static enum err_code ask_for_stats(struct executor *executor, enum request_kind kind,
+                                   struct session_stats *out_stats, struct err *err)
 {
     (void)pthread_mutex_lock(&executor->mutex);
-    executor->request = (struct request){.kind = REQUEST_STATS};
+    executor->request = (struct request){.kind = kind};
     enum err_code code = wait_for_answer(executor, UINT64_MAX, err);
     if (code == ERR_OK) {
         *out_stats = executor->request.stats;
     }
     (void)pthread_mutex_unlock(&executor->mutex);
     return code;
+}
+
+enum err_code executor_stats(struct executor *executor, struct session_stats *out_stats,
+                             struct err *err)
+{
+    return ask_for_stats(executor, REQUEST_STATS, out_stats, err);
+}
+
+enum err_code executor_reset_cache(struct executor *executor, struct session_stats *out_stats,
+                                   struct err *err)
+{
+    return ask_for_stats(executor, REQUEST_CACHE_RESET, out_stats, err);
 }
 
 bool executor_try_take_ended(struct executor *executor, struct executor_attach *out_attach)

@@ -60,6 +60,10 @@ ERR_NODISCARD enum err_code executor_attach(struct executor *executor,
                                             const struct executor_attach *attach,
                                             uint64_t deadline_ns, struct err *err);
 
+/* Forgets cached prefixes that no sequence holds.  Figures and errors: as executor_stats. */
+ERR_NODISCARD enum err_code executor_reset_cache(struct executor *executor,
+                                                 struct session_stats *out_stats, struct err *err);
+
 /* Errors: ERR_TIMEOUT, likewise. */
 ERR_NODISCARD enum err_code executor_stats(struct executor *executor,
                                            struct session_stats *out_stats, struct err *err);

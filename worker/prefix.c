@@ -295,6 +295,25 @@ void prefix_drop(struct prefix *prefix, uint32_t node)
     pool_uncache(global_pool(prefix), node);
 }
 
+void prefix_reset(struct prefix *prefix)
+{
+    struct pool *local = local_pool(prefix);
+    struct pool *global = global_pool(prefix);
+    for (int rank = 0; rank < POOL_RANK_COUNT; rank++) {
+        while (global->idle[rank].first != POOL_NO_PAGE) {
+            prefix_drop(prefix, global->idle[rank].first);
+        }
+    }
+    /* Those of nodes that are held. */
+    for (int rank = 0; rank < POOL_RANK_COUNT; rank++) {
+        while (local->idle[rank].first != POOL_NO_PAGE) {
+            uint32_t page = local->idle[rank].first;
+            detach_local(prefix, &prefix->nodes[prefix->local_nodes[page]]);
+            pool_uncache(local, page);
+        }
+    }
+}
+
 void prefix_commit_pools(struct prefix *prefix, uint32_t lane)
 {
     struct pool *local = local_pool(prefix);

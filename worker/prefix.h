@@ -96,6 +96,9 @@ uint32_t prefix_add(struct prefix *prefix, const struct prefix_page *page);
 /* Forget a node that nothing follows; its pages stay with their holders. */
 void prefix_drop(struct prefix *prefix, uint32_t node);
 
+/* Forget all that no sequence holds: its pages are free. */
+void prefix_reset(struct prefix *prefix);
+
 /* Grants what both pools have reserved, to lane; the idle pages among it are forgotten first. */
 void prefix_commit_pools(struct prefix *prefix, uint32_t lane);
 

@@ -312,6 +312,11 @@ enum err_code session_core_advance(struct session_core *core, uint64_t now_ns,
     return ERR_OK;
 }
 
+void session_core_reset_cache(struct session_core *core)
+{
+    prefix_reset(&core->line.prefix);
+}
+
 void session_core_stats(const struct session_core *core, struct session_stats *out_stats)
 {
     *out_stats = core->counted;

@@ -111,6 +111,9 @@ ERR_NODISCARD enum err_code session_core_advance(struct session_core *core, uint
                                                  struct session_progress *out_progress,
                                                  struct err *err);
 
+/* Forget cached prefixes that no sequence holds. */
+void session_core_reset_cache(struct session_core *core);
+
 void session_core_stats(const struct session_core *core, struct session_stats *out_stats);
 
 /* Every page of both pools. */

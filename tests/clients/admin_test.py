@@ -99,6 +99,23 @@ def test_failed_reload_says_why(place):
     assert place.ask("user-key-1") == ANSWER  # the old frontend goes on
 
 
+def test_cache_reset(place):
+    prompt = [2] + list(range(300, 500))  # three full pages
+
+    def cached():
+        with openai.OpenAI(base_url=place.url + "/v1", api_key="user-key-1") as client:
+            answer = client.completions.create(model="demo-model", prompt=prompt, max_tokens=1)
+            return answer.usage.prompt_tokens_details.cached_tokens
+    cached()
+    assert cached() == 192
+    for _ in range(2):
+        status, answer = place.post("/admin/cache/reset", "admin-key-1")
+        assert status == 200, answer
+        assert answer == {"status": "ok", "held_pages": {"local": 0, "global": 0}}, answer
+    assert cached() == 0
+    assert cached() == 192
+
+
 def test_without_keys_nobody_is_admin(place):
     with server.Server(sys.argv[1]) as open_server:
         other = Place(place.folder)
@@ -109,7 +126,7 @@ def test_without_keys_nobody_is_admin(place):
             assert status == 403 and "--api-key-file" in answer["error"]["message"], answer
 
 
-ADMIN_ROUTES = ("/admin/reload",)
+ADMIN_ROUTES = ("/admin/reload", "/admin/cache/reset")
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:

@@ -307,6 +307,14 @@ void engine_cancel(struct engine *engine, uint64_t request_id)
     (void)pthread_mutex_unlock(&engine->lock);
 }
 
+uint64_t engine_reset_cache(struct engine *engine)
+{
+    (void)pthread_mutex_lock(&engine->lock);
+    uint64_t ticket = ++engine->status.cache_resets_done;
+    (void)pthread_mutex_unlock(&engine->lock);
+    return ticket;
+}
+
 void engine_get_status(struct engine *engine, struct engine_status *out_status)
 {
     (void)pthread_mutex_lock(&engine->lock);

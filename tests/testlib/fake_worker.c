@@ -297,6 +297,7 @@ static void answer_request(struct fake_worker *worker, const struct hello_messag
     case HELLO_STATS:
     case HELLO_STATS_ANSWER:
     case HELLO_PROFILE:
+    case HELLO_CACHE_RESET:
     case HELLO_PROFILE_ANSWER:
     case HELLO_FAULT: make_fault(answer, ERR_UNSUPPORTED, "not answered by the fake worker");
     }

@@ -141,6 +141,7 @@ static const struct wire_samples_hello hellos[WIRE_SAMPLES_HELLO_COUNT] = {
                           .prefix_hits = 30}}},
     {"profile", {.type = HELLO_PROFILE, .as.profile = {.enable = true}}},
     {"profile-answer", {.type = HELLO_PROFILE_ANSWER, .as.profile_answer = {.enabled = false}}},
+    {"cache-reset", {.type = HELLO_CACHE_RESET}},
     {"fault",
      {.type = HELLO_FAULT,
       .as.fault = {.code = ERR_PROTOCOL, .text = TEXT("table hash 1, worker has 2")}}},

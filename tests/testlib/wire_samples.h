@@ -8,7 +8,7 @@
 #include "proto/plan.h"
 
 #define WIRE_SAMPLES_PLAN_COUNT  6
-#define WIRE_SAMPLES_HELLO_COUNT 9
+#define WIRE_SAMPLES_HELLO_COUNT 10
 
 struct wire_samples_plan {
     const char *name;

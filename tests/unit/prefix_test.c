@@ -229,6 +229,26 @@ static uint32_t evict(struct model *model, enum runner_family family, uint32_t w
     return count;
 }
 
+/* All that nobody holds, ends first. */
+static void forget_idle(struct model *model)
+{
+    for (uint32_t salt = 0; salt < SALTS; salt++) {
+        for (uint32_t code = CODES; code-- > 0;) {
+            struct chain *chain = &model->chains[salt][code];
+            if (chain->global.is_cached && chain->global.holders == 0) {
+                chain->global.is_cached = false;
+                chain->local.is_cached = false;
+                chain->is_protected = false;
+                update_path(model, salt, code / 2);
+            }
+        }
+        for (uint32_t code = 0; code < CODES; code++) {
+            struct chain *chain = &model->chains[salt][code];
+            chain->local.is_cached = chain->local.is_cached && chain->local.holders > 0;
+        }
+    }
+}
+
 static void hold(struct known *known)
 {
     known->holders++;
@@ -517,7 +537,12 @@ static void test_random_chains_are_kept_and_given_up_as_the_plain_model_says(voi
         open_world(&world, seed);
         for (uint32_t op = 0; op < 400; op++) {
             struct seq *seq = &world.seqs[pick(&world, SEQS)];
-            if (!seq->is_open) {
+            if (pick(&world, 60) == 0) {
+                prefix_reset(&world.prefix);
+                forget_idle(world.model);
+                test_eq_u64(world.pools[RUNNER_FAMILY_GLOBAL].idle_count, 0);
+                test_eq_u64(world.pools[RUNNER_FAMILY_LOCAL].idle_count, 0);
+            } else if (!seq->is_open) {
                 begin(&world, seq);
             } else if (pick(&world, 5) > 0) {
                 extend(&world, seq);
