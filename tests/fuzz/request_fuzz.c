@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/json.h"
+#include "frontend/constraint.h"
 #include "frontend/prepare.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/testlib/test.h"
@@ -91,6 +92,26 @@ static void check_accepted(const struct fixture *fixture, const struct plan_admi
     buf_fini(&bytes);
 }
 
+/* Something is allowed at the first position. */
+static void check_constraint(const struct fixture *fixture, const struct prepared *prepared)
+{
+    struct constraint *constraint = prepare_constraint(prepared);
+    uint32_t word_count = (fixture->checkpoint.vocab_tokens + 31) / 32;
+    uint32_t *words = calloc(word_count, sizeof(*words));
+    uint32_t all = 0;
+    require(words != NULL);
+    require((constraint != NULL) == prepared->prompts[0].plan.admit.constrained);
+    if (constraint != NULL) {
+        constraint->fill(constraint, NULL, 0, words, word_count);
+        for (uint32_t i = 0; i < word_count; i++) {
+            all |= words[i];
+        }
+        require(all != 0);
+    }
+    constraint_release(constraint);
+    free(words);
+}
+
 static void check_refused(const struct api_error *error)
 {
     struct buf text;
@@ -161,6 +182,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t byte_count)
     if (code == ERR_OK) {
         require(prepared.prompt_count > 0);
         require(prepared.prompt_count * prepared.request.n <= API_MAX_CHOICES);
+        check_constraint(fixture, &prepared);
         for (uint32_t i = 0; i < prepared.prompt_count; i++) {
             check_accepted(fixture, &prepared.prompts[i].plan.admit);
         }
