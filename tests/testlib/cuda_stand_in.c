@@ -241,6 +241,23 @@ static enum err_code join_norm(struct k_stream *stream, const struct k_join_norm
     return code;
 }
 
+static enum err_code ple_inputs(struct k_stream *stream, const struct k_ple_inputs_args *args,
+                                struct err *err)
+{
+    enum err_code code = k_cpu_ops()->ple_inputs(stream, args, err);
+    plant(args->inputs, (uint64_t)args->rows * args->layers * args->elems);
+    return code;
+}
+
+static enum err_code ple_layer(struct k_stream *stream, const struct k_ple_layer_args *args,
+                               struct err *err)
+{
+    enum err_code code = k_cpu_ops()->ple_layer(stream, args, err);
+    plant(args->x, (uint64_t)args->rows * args->hidden_elems);
+    plant(args->normed, (uint64_t)args->rows * args->hidden_elems);
+    return code;
+}
+
 static enum err_code open(struct k_stream *stream, const struct k_open_args *args, struct err *err)
 {
     enum err_code code = k_cpu_ops()->open(stream, args, err);
@@ -392,6 +409,8 @@ const struct k_ops *k_cuda_ops(void)
         .expert_gate_up = expert_gate_up,
         .expert_down = expert_down,
         .join_norm = join_norm,
+        .ple_inputs = ple_inputs,
+        .ple_layer = ple_layer,
         .open = open,
         .expand = expand,
         .sample = sample,
