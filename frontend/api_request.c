@@ -143,19 +143,6 @@ static enum err_code refuse_unserved(const struct json_t *body, struct api_reque
         return api_error_set(error, ERR_UNSUPPORTED, "suffix",
                              "suffix is not served: the model continues text, it does not fill in");
     }
-    const struct json_t *format = api_request_given(body, "response_format");
-    if (format) {
-        struct api_text type = {NULL, 0};
-        code = api_request_read_text(format, "type", &type, error);
-        if (code || json_kind(format) != JSON_KIND_OBJECT || !type.at) {
-            return api_error_set(error, ERR_ARGUMENT, "response_format",
-                                 "response_format must be an object with a type");
-        }
-        if (strcmp(type.at, "text") != 0) {
-            return api_error_set(error, ERR_UNSUPPORTED, "response_format",
-                                 "response_format '%.32s' is not served, only 'text'", type.at);
-        }
-    }
     return ERR_OK;
 }
 
@@ -323,6 +310,7 @@ enum err_code api_request_parse(const struct json_t *body, enum api_route route,
         api_request_read_allowed,
         api_request_read_bad_words,
         read_stream_options,
+        api_request_read_constraint,
         read_labels,
         check_together,
     };
@@ -342,6 +330,7 @@ void api_request_fini(struct api_request *request)
     mem_free(request->allowed_ids);
     mem_free(request->bad_words);
     mem_free(request->logit_bias);
+    api_request_constraint_fini(&request->constraint);
     request->allowed_ids = NULL;
     request->bad_words = NULL;
     request->prompts = NULL;

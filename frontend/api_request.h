@@ -12,6 +12,7 @@
 
 #include "common/err.h"
 #include "frontend/api_error.h"
+#include "frontend/api_request_constraint.h"
 #include "frontend/stop.h"
 #include "proto/limits.h"
 #include "proto/wire.h"
@@ -84,8 +85,9 @@ struct api_request {
     uint32_t logit_bias_count;
     bool include_usage;
     bool include_live_usage; /* in every chunk */
-    uint32_t pair_count;     /* best tokens to report beside the chosen one */
-    bool wants_logprobs;     /* of the chosen token at least */
+    struct api_constraint constraint;
+    uint32_t pair_count; /* best tokens to report beside the chosen one */
+    bool wants_logprobs; /* of the chosen token at least */
 };
 
 /* Parse body (an object; borrowed: it must outlive out_request).  out_request is initialised in any

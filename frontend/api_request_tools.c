@@ -72,11 +72,5 @@ enum err_code api_request_read_tool_choice(const struct json_t *body, const stru
     if (!code && request->tool_choice != API_TOOL_CHOICE_NONE && !has_tools) {
         code = api_error_set(error, ERR_ARGUMENT, param, "tool_choice needs tools to choose from");
     }
-    bool is_forced = request->tool_choice == API_TOOL_CHOICE_REQUIRED ||
-                     request->tool_choice == API_TOOL_CHOICE_NAMED;
-    if (!code && is_forced) {
-        code = api_error_set(error, ERR_UNSUPPORTED, param,
-                             "tool_choice must be 'none' or 'auto': forcing a call is not served");
-    }
     return code;
 }

@@ -39,7 +39,7 @@ static struct engine_request request_of(struct http_choice *choice, const struct
         .priority = asked->has_priority ? (int32_t)asked->priority : 0,
         .group = asked->n > 1 ? (call->random_seed + prompt_index) | 1 : 0,
         .key_hash = call->key_hash,
-        .constraint = prepare_constraint(prepared),
+        .constraint = prepare_constraint(&call->app->model, prepared, prompt_index),
         .on_event = on_event,
         .owner = choice,
     };

@@ -34,6 +34,8 @@ enum {
     EXIT_CAN_NEVER_WORK = 2,
 };
 
+#define GRAMMAR_CACHE_BYTES ((size_t)256 << 20)
+
 /* Everything main owns, in the order of construction. */
 struct process {
     struct options options;
@@ -167,6 +169,10 @@ static enum err_code load_model(struct process *process, struct err *err)
     model->tokenizer = process->tokenizer;
     if (process->tokenizer) {
         chat_markers_find(process->tokenizer, &model->markers);
+        struct grammar_markers markers = {.quote = model->markers.quote,
+                                          .call_open = model->markers.call_open,
+                                          .call_close = model->markers.call_close};
+        model->grammars = grammar_cache_create(process->tokenizer, &markers, GRAMMAR_CACHE_BYTES);
     }
     return ERR_OK;
 }
@@ -350,6 +356,7 @@ static void take_down(struct process *process)
         (void)close(process->listen_fd); /* never served */
     }
     api_keys_destroy(app->keys);
+    grammar_cache_destroy(process->app.model.grammars);
     tok_destroy(process->tokenizer);
     mem_free(process->model_name);
 }

@@ -137,6 +137,9 @@ enum err_code prepare_request(const struct prepare_model *model, const struct pr
     if (!code) {
         code = prepare_rules(model, input->limits.vocab_tokens, prepared, error);
     }
+    if (!code) {
+        code = prepare_grammar(model, prepared, error);
+    }
     return code;
 }
 
@@ -156,6 +159,7 @@ void prepare_fini(struct prepared *prepared)
     }
     mem_free(prepared->bad_rows);
     tok_ids_fini(&prepared->suppressed);
+    grammar_release(prepared->grammar);
     api_request_fini(&prepared->request);
     json_release(prepared->body);
     memset(prepared, 0, sizeof(*prepared));

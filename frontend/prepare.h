@@ -13,6 +13,7 @@
 #include "frontend/api_request.h"
 #include "frontend/chat_parse.h"
 #include "frontend/chat_render.h"
+#include "frontend/grammar_cache.h"
 #include "frontend/output.h"
 #include "frontend/tokenizer.h"
 
@@ -23,6 +24,7 @@ struct prepare_model {
     const struct tokenizer *tokenizer; /* null: token ids only */
     enum chat_format chat_format;
     struct chat_markers markers;
+    struct grammar_cache *grammars; /* null without a tokenizer; any thread */
 };
 
 /* One request as it came. */
@@ -43,6 +45,7 @@ struct prepared_prompt {
 struct prepared {
     struct json_t *body; /* owned */
     struct api_request request;
+    struct grammar *grammar;         /* counted; null: none asked for */
     struct prepared_prompt *prompts; /* owned; [prompt_count] */
     uint32_t prompt_count;
     struct tok_ids suppressed; /* the model's and bad words of one token; empty: the model's */
@@ -74,7 +77,15 @@ ERR_NODISCARD enum err_code prepare_rules(const struct prepare_model *model, uin
                                           struct prepared *prepared, struct api_error *error);
 
 /* What the request is to be submitted with, once for each choice; null where nothing constrains it. */
-struct constraint *prepare_constraint(const struct prepared *prepared);
+struct constraint *prepare_constraint(const struct prepare_model *model,
+                                      const struct prepared *prepared, uint32_t prompt_index);
+
+/* prepare_rules.c: the same of bad words and allowed ids alone. */
+struct constraint *prepare_rules_constraint(const struct prepared *prepared);
+
+/* prepare_constraint.c: the grammar that the request asks for.  Part of prepare_request. */
+ERR_NODISCARD enum err_code prepare_grammar(const struct prepare_model *model,
+                                            struct prepared *prepared, struct api_error *error);
 
 /* Seed of the choice of that index among those of its prompt. */
 uint64_t prepare_seed(const struct prepared *prepared, uint32_t prompt_index, uint32_t index);

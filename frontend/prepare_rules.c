@@ -137,7 +137,7 @@ enum err_code prepare_rules(const struct prepare_model *model, uint32_t vocab_to
     return code;
 }
 
-struct constraint *prepare_constraint(const struct prepared *prepared)
+struct constraint *prepare_rules_constraint(const struct prepared *prepared)
 {
     const struct api_request *request = &prepared->request;
     if (request->allowed_count == 0 && prepared->bad_row_count == 0) {
