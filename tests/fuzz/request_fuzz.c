@@ -48,6 +48,10 @@ static struct fixture *open_fixture(void)
     fixture->model = (struct prepare_model){
         .name = "demo", .checkpoint = &fixture->checkpoint, .tokenizer = tokenizer};
     chat_markers_find(tokenizer, &fixture->model.markers);
+    const struct grammar_markers markers = {.quote = fixture->model.markers.quote,
+                                            .call_open = fixture->model.markers.call_open,
+                                            .call_close = fixture->model.markers.call_close};
+    fixture->model.grammars = grammar_cache_create(tokenizer, &markers, 8UL << 20);
     return fixture;
 }
 
@@ -95,7 +99,7 @@ static void check_accepted(const struct fixture *fixture, const struct plan_admi
 /* Something is allowed at the first position. */
 static void check_constraint(const struct fixture *fixture, const struct prepared *prepared)
 {
-    struct constraint *constraint = prepare_constraint(prepared);
+    struct constraint *constraint = prepare_constraint(&fixture->model, prepared, 0);
     uint32_t word_count = (fixture->checkpoint.vocab_tokens + 31) / 32;
     uint32_t *words = calloc(word_count, sizeof(*words));
     uint32_t all = 0;
