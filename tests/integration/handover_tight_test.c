@@ -9,12 +9,12 @@
 
 enum {
     PAGE_TOKENS = 16,
-    LARGE_PROMPT = 1790, /* with the output 115 of the 120 pages */
+    LARGE_PROMPT = 850, /* with the output 56 of the 60 pages */
     LARGE_OUTPUT = 40,
 };
 
 static const char *const args[] = {"--page-tokens=16",
-                                   "--global-pages=120",
+                                   "--global-pages=60",
                                    "--local-pages=400",
                                    "--max-slots=6",
                                    "--drain-timeout-s",
@@ -61,7 +61,7 @@ static void test_what_waits_needs_more_than_half(void)
     system_start(&process, args);
     pid_t old = system_child(&process, "bezel-frontend");
     http_client_open(&running, process.port);
-    ask(&running, 100, 10 * PAGE_TOKENS, 45 * PAGE_TOKENS);
+    ask(&running, 100, 10 * PAGE_TOKENS, 18 * PAGE_TOKENS);
     test_true(http_client_await(&running, "data: {"));
     http_client_open(&large, process.port);
     ask(&large, 200, LARGE_PROMPT, LARGE_OUTPUT);
