@@ -27,7 +27,7 @@ bool sha256_is_equal(const unsigned char a[SHA256_BYTES], const unsigned char b[
 enum err_code sha256_hex(const void *bytes, size_t byte_count, char out_hex[SHA256_HEX_BYTES],
                          struct err *err)
 {
-    unsigned char digest[SHA256_BYTES];
+    unsigned char digest[SHA256_BYTES] = {0};
     enum err_code code = sha256_digest(bytes, byte_count, digest, err);
     if (code != ERR_OK) {
         return code;

@@ -11,6 +11,7 @@
 #include "common/file.h"
 
 /* OpenSSL would ask the terminal. */
+/* NOLINTNEXTLINE(readability-non-const-parameter): the signature is OpenSSL's */
 static int refuse_password(char *out, int out_bytes, int is_write, void *data)
 {
     (void)out; /* stays empty */
