@@ -71,7 +71,8 @@ static enum err_code add_bad_words(const struct prepare_model *model, struct pre
         return api_error_set(error, ERR_UNSUPPORTED, "bad_words",
                              "this checkpoint has no tokenizer.json: use logit_bias");
     }
-    prepared->bad_rows = mem_zalloc(2 * request->bad_word_count, sizeof(*prepared->bad_rows));
+    prepared->bad_rows =
+        mem_zalloc((size_t)2 * request->bad_word_count, sizeof(*prepared->bad_rows));
     for (uint32_t i = 0; i < model->checkpoint->suppress_count; i++) {
         tok_ids_push(&prepared->suppressed, model->checkpoint->suppress_ids[i]);
     }
