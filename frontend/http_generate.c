@@ -56,6 +56,7 @@ void http_call_release(struct http_call *call)
     mem_free(call->choices);
     buf_fini(&call->body);
     buf_fini(&call->text);
+    dialect_state_fini(&call->dialect_state);
     sse_fini(&call->sse);
     mem_free(call);
 }
@@ -87,8 +88,8 @@ static void count_outcome(struct http_call *call, enum http_call_outcome outcome
 
 static const char *route_name(const struct http_call *call)
 {
-    if (call->text_answer) {
-        return "text";
+    if (call->text_answer || call->dialect) {
+        return call->dialect ? call->dialect->route_name : "text";
     }
     return call->head.route == API_ROUTE_CHAT ? "chat" : "completions";
 }
@@ -145,10 +146,26 @@ static void fail_stream(struct http_call *call, const struct api_error *error)
 {
     struct buf body;
     buf_init(&body);
-    api_error_body(error, &body);
-    sse_put(&call->sse, &body);
+    if (call->dialect) {
+        call->dialect->error_event(&call->dialect_state, error, &call->sse.pending);
+    } else {
+        api_error_body(error, &body);
+        sse_put(&call->sse, &body);
+    }
     buf_fini(&body);
     sse_end(&call->sse);
+}
+
+static void reply_error(struct http_call *call, const struct api_error *error)
+{
+    struct buf body;
+    buf_init(&body);
+    if (call->dialect) {
+        call->dialect->error_body(error, &body);
+    } else {
+        api_error_body(error, &body);
+    }
+    http_reply_error_body(call->app, call->request, call->request_id_text, error, &body);
 }
 
 void http_call_fail(struct http_call *call, enum http_call_outcome outcome,
@@ -163,7 +180,7 @@ void http_call_fail(struct http_call *call, enum http_call_outcome outcome,
     }
     if (!call->has_replied) {
         call->has_replied = true;
-        http_reply_error(call->app, call->request, call->request_id_text, error);
+        reply_error(call, error);
     } else if (call->is_stream) {
         fail_stream(call, error);
     }
@@ -275,6 +292,7 @@ static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req
                    (uint32_t)app_random(app));
     buf_init(&call->body);
     buf_init(&call->text);
+    dialect_state_init(&call->dialect_state);
     sse_init(&call->sse, http_call_on_writable, call);
     http_reply_request_id(app, request, call->request_id_text);
     return call;
@@ -313,6 +331,18 @@ void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
                          enum api_route route)
 {
     start(create_call(calls, request, route));
+}
+
+void http_generate_start_dialect(struct http_calls *calls, struct st_h2o_req_t *request,
+                                 const struct dialect *dialect)
+{
+    struct http_call *call = create_call(calls, request, API_ROUTE_CHAT);
+    const char *unique = strchr(call->head.id, '-') + 1;
+    char id[sizeof(call->head.id)];
+    (void)snprintf(id, sizeof(id), "%s%s", dialect->id_prefix, unique); /* fits */
+    memcpy(call->head.id, id, sizeof(id));
+    call->dialect = dialect;
+    start(call);
 }
 
 void http_generate_start_text(struct http_calls *calls, struct st_h2o_req_t *request,

@@ -11,6 +11,7 @@
 #include "frontend/prepare.h"
 
 struct app;
+struct dialect;
 struct http_calls;
 struct st_h2o_req_t;
 
@@ -24,6 +25,10 @@ uint32_t http_calls_count(const struct http_calls *calls);
 /* Begin an exchange: h2o's handler of the generation routes.  The answer comes later. */
 void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
                          enum api_route route);
+
+/* The same for a chat in another dialect. */
+void http_generate_start_dialect(struct http_calls *calls, struct st_h2o_req_t *request,
+                                 const struct dialect *dialect);
 
 /* The same for a route that runs nothing (api_text.h). */
 typedef enum err_code (*http_text_fn)(const struct prepare_model *model,

@@ -18,6 +18,7 @@
 #include "common/buf.h"
 #include "frontend/api_error.h"
 #include "frontend/api_response.h"
+#include "frontend/dialect.h"
 #include "frontend/http_conn.h"
 #include "frontend/http_generate.h"
 #include "frontend/http_reply.h"
@@ -81,9 +82,11 @@ struct http_call {
     uint64_t key_hash; /* of the client's API key; 0 none */
     enum err_code prepare_code;
     struct api_error error;
-    http_text_fn text_answer; /* null: choices run */
-    struct buf text;          /* its answer */
-    _Atomic bool is_unwanted; /* relaxed: a hint that saves work */
+    const struct dialect *dialect;      /* null: the API that the internal request is of */
+    struct dialect_state dialect_state; /* where there is a dialect */
+    http_text_fn text_answer;           /* null: choices run */
+    struct buf text;                    /* its answer */
+    _Atomic bool is_unwanted;           /* relaxed: a hint that saves work */
 
     /* Engine and output: the loop thread looks at choices from prepared_task on only */
     struct http_choice *choices; /* owned; [choice_count] */
@@ -139,6 +142,13 @@ void http_choice_on_mail(struct loop_task *task);
 void http_choice_read_mail(struct http_choice *choice);
 /* Release the engine's hold where it has told the last of all choices. */
 void http_call_leave_engine(struct http_call *call);
+
+/* http_generate_dialect.c, where the call has a dialect: its body becomes a chat completion's (work
+ * thread); the answer's bytes, in a stream's case into what is pending. */
+ERR_NODISCARD enum err_code http_dialect_translate(struct http_call *call);
+void http_dialect_put_piece(struct http_choice *choice);
+void http_dialect_put_end(struct http_choice *choice);
+void http_dialect_put_whole(struct http_choice *choice, struct buf *out);
 
 /* http_generate_write.c: what gathered in the choices; the stream can take more; a comment is due;
  * a choice is done. */

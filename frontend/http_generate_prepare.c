@@ -159,7 +159,10 @@ static enum err_code prepare_and_submit(struct http_call *call, struct prepared 
     if (call->text_answer) {
         return call->text_answer(&call->app->model, &input, &call->text, &call->error);
     }
-    enum err_code code = prepare_request(&call->app->model, &input, out_prepared, &call->error);
+    enum err_code code = call->dialect ? http_dialect_translate(call) : ERR_OK;
+    if (!code) {
+        code = prepare_request(&call->app->model, &input, out_prepared, &call->error);
+    }
     if (!code) {
         log_unknown(call, out_prepared->body);
         code = fill_answer(call, out_prepared);

@@ -51,6 +51,10 @@ static void put_piece(struct http_choice *choice)
     if (!output_has_piece(&choice->output)) {
         return;
     }
+    if (call->dialect) {
+        http_dialect_put_piece(choice);
+        return;
+    }
     begin_choice(choice);
     note_usage(call);
     struct buf json;
@@ -145,6 +149,10 @@ static void put_end(struct http_choice *choice)
 {
     struct http_call *call = choice->call;
     struct buf json;
+    if (call->dialect) {
+        http_dialect_put_end(choice);
+        return;
+    }
     put_piece(choice);
     begin_choice(choice);
     buf_init(&json);
@@ -166,23 +174,34 @@ static void end_stream(struct http_call *call)
         sse_put(&call->sse, &json);
         buf_fini(&json);
     }
-    sse_put_done(&call->sse);
+    if (!call->dialect) {
+        sse_put_done(&call->sse);
+    }
     sse_end(&call->sse);
+}
+
+static void put_whole(struct http_call *call, struct buf *out)
+{
+    struct api_usage usage = http_call_usage(call);
+    if (call->dialect) {
+        http_dialect_put_whole(&call->choices[0], out);
+        return;
+    }
+    api_response_begin(&call->head, out);
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        struct api_piece piece = output_piece(&call->choices[i].output);
+        piece.stop_reason = &call->choices[i].output.stop_reason;
+        api_response_choice(&call->head, &piece, call->choices[i].finish, out);
+    }
+    struct api_piece first = output_piece(&call->choices[0].output);
+    api_response_end(&call->head, &first, &usage, out);
 }
 
 static void write_whole(struct http_call *call)
 {
     struct buf json;
-    struct api_usage usage = http_call_usage(call);
     buf_init(&json);
-    api_response_begin(&call->head, &json);
-    for (uint32_t i = 0; i < call->choice_count; i++) {
-        struct api_piece piece = output_piece(&call->choices[i].output);
-        piece.stop_reason = &call->choices[i].output.stop_reason;
-        api_response_choice(&call->head, &piece, call->choices[i].finish, &json);
-    }
-    struct api_piece first = output_piece(&call->choices[0].output);
-    api_response_end(&call->head, &first, &usage, &json);
+    put_whole(call, &json);
     call->has_replied = true;
     http_reply_body(call->app, call->request, call->request_id_text, "application/json", &json);
 }

@@ -116,12 +116,9 @@ void http_reply_body(struct app *app, struct st_h2o_req_t *request, const char *
     send_body(request, content_type, body);
 }
 
-void http_reply_error(struct app *app, struct st_h2o_req_t *request, const char *request_id,
-                      const struct api_error *error)
+void http_reply_error_body(struct app *app, struct st_h2o_req_t *request, const char *request_id,
+                           const struct api_error *error, struct buf *body)
 {
-    struct buf body;
-    buf_init(&body);
-    api_error_body(error, &body);
     http_reply_prepare(app, request, request_id, error->status);
     if (error->retry_after_s > 0) {
         char text[16];
@@ -130,7 +127,16 @@ void http_reply_error(struct app *app, struct st_h2o_req_t *request, const char 
         h2o_add_header_by_str(&request->pool, &request->res.headers, H2O_STRLIT("retry-after"), 1,
                               NULL, value.base, value.len);
     }
-    send_body(request, "application/json", &body);
+    send_body(request, "application/json", body);
+}
+
+void http_reply_error(struct app *app, struct st_h2o_req_t *request, const char *request_id,
+                      const struct api_error *error)
+{
+    struct buf body;
+    buf_init(&body);
+    api_error_body(error, &body);
+    http_reply_error_body(app, request, request_id, error, &body);
 }
 
 void http_reply_empty(struct app *app, struct st_h2o_req_t *request, int status)

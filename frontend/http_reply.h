@@ -26,6 +26,10 @@ void http_reply_body(struct app *app, struct st_h2o_req_t *request, const char *
 void http_reply_error(struct app *app, struct st_h2o_req_t *request, const char *request_id,
                       const struct api_error *error);
 
+/* Likewise with a body of the caller's own (taken). */
+void http_reply_error_body(struct app *app, struct st_h2o_req_t *request, const char *request_id,
+                           const struct api_error *error, struct buf *body);
+
 /* Send an answer without a body. */
 void http_reply_empty(struct app *app, struct st_h2o_req_t *request, int status);
 

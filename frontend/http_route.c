@@ -7,6 +7,7 @@
 
 #include "frontend/api_text.h"
 #include "frontend/app.h"
+#include "frontend/dialect.h"
 #include "frontend/http_admin.h"
 #include "frontend/http_auth.h"
 #include "frontend/http_conn.h"
@@ -49,6 +50,11 @@ static void route_render(const struct handler *handler, h2o_req_t *request)
 static void route_version(const struct handler *handler, h2o_req_t *request)
 {
     http_info_version(handler->app, request);
+}
+
+static void route_messages(const struct handler *handler, h2o_req_t *request)
+{
+    http_generate_start_dialect(handler->calls, request, &dialect_messages);
 }
 
 static void route_models(const struct handler *handler, h2o_req_t *request)
@@ -98,6 +104,7 @@ static const struct route {
     {"/v1/chat/completions", false, true, HTTP_ACCESS_KEY, route_chat},
     {"/v1/chat/completions/render", false, true, HTTP_ACCESS_KEY, route_render},
     {"/v1/completions", false, true, HTTP_ACCESS_KEY, route_completions},
+    {"/v1/messages", false, true, HTTP_ACCESS_KEY, route_messages},
     {"/v1/models", true, false, HTTP_ACCESS_KEY, route_models},
     {"/version", false, false, HTTP_ACCESS_KEY, route_version},
 };

@@ -12,7 +12,7 @@
 
 enum {
     MAX_DEPTH = 200,
-    MAX_DAMAGED_BYTES = 512, /* a longer output is read as it is */
+    MAX_DAMAGED_BYTES = 192, /* a longer output is read as it is */
     MAX_HELD_BYTES = 4096 + 512,
     MARKER_LOSS_BYTES = 9, /* the channel's name, or the newline before a marker */
 };
