@@ -203,8 +203,10 @@ static enum err_code open_cpu(const struct options *options, struct inject *inje
 {
     const struct loader_memory memory = {.available_bytes = available_to_pools};
     struct runner_cpu_options runner_options = {.threads = options->threads, .inject = inject};
-    enum err_code code =
-        weights_open_host(options->model_dir, &loaded->config, progress, &loaded->weights, err);
+    enum err_code code = options->load_format == OPTIONS_LOAD_DUMMY
+                             ? weights_make_host(&loaded->config, &loaded->weights, err)
+                             : weights_open_host(options->model_dir, &loaded->config, progress,
+                                                 &loaded->weights, err);
     code = code == ERR_OK ? loader_choose_limits(options, &loaded->config, &memory,
                                                  &runner_options.limits, err)
                           : code;
@@ -241,9 +243,6 @@ enum err_code loader_settle(struct options *options, struct loaded *loaded, stru
     if (is_cuda && !loader_has_cuda()) {
         return err_set(err, ERR_UNSUPPORTED, "--device %s: this build has no CUDA backend",
                        options->device);
-    }
-    if (!is_cuda && options->load_format == OPTIONS_LOAD_DUMMY) {
-        return err_set(err, ERR_UNSUPPORTED, "--load-format dummy: only on a CUDA device");
     }
     loader_settle_limits(options);
     (void)snprintf(loaded->backend, sizeof(loaded->backend), is_cuda ? "cuda:%u" : "cpu",

@@ -36,7 +36,7 @@ struct weights {
     struct weights_layer *layers; /* owned, [layer_count] */
     uint32_t layer_count;
     bool ple_is_far;           /* ple_embed_tokens lies in host memory, all else on a device */
-    unsigned char *host_block; /* owned; null unless made by weights_open_host */
+    unsigned char *host_block; /* owned; null unless made by a function named host */
     uint64_t block_bytes;
 };
 #undef GLOBAL
@@ -105,6 +105,11 @@ struct weights_tensor {
 void weights_lay_out(const struct model_config *config, const unsigned char *base,
                      void (*visit)(void *owner, const struct weights_tensor *tensor), void *owner,
                      struct weights *out_weights);
+
+/* Made-up weights in a host block: seeded values of the config's shapes.  Large matrices share their
+ * memory.  Errors: ERR_MEMORY. */
+ERR_NODISCARD enum err_code weights_make_host(const struct model_config *config,
+                                              struct weights *out_weights, struct err *err);
 
 void weights_fini(struct weights *weights);
 

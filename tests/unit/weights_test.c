@@ -1,9 +1,11 @@
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "kernels/dtype.h"
 #include "tests/testlib/st_writer.h"
 #include "tests/testlib/test.h"
 #include "worker/model_config.h"
@@ -247,6 +249,38 @@ static void test_loads_golden_checkpoints(void)
     check_checkpoint("../../deploy/demo-model", "model.language_model.");
 }
 
+/* Values of the shape's deviation, the same for the same config; in large matrices too: the embedding
+ * has 67 MB here and ends within a page. */
+static void test_made_up_weights(void)
+{
+    char dir[4096];
+    struct model_config config;
+    struct weights weights;
+    struct weights again;
+    struct err err = {0};
+    (void)snprintf(dir, sizeof(dir), "%s/checkpoints/ple-shared", test_golden_dir());
+    test_ok(model_config_load(dir, &config, &err), &err);
+    config.info.vocab_tokens = 520009;
+    config.ple_vocab_tokens = 16001; /* rows of 256 */
+    test_ok(weights_make_host(&config, &weights, &err), &err);
+    test_ok(weights_make_host(&config, &again, &err), &err);
+    test_true(memcmp(weights.host_block, again.host_block, weights.block_bytes) == 0);
+    uint64_t elems = 520009ULL * 64;
+    double squares = 0;
+    for (uint64_t i = 0; i < elems; i++) {
+        double value = (double)k_f32_from_bf16(weights.embed_tokens[i]);
+        squares += value * value;
+        test_true(i % 64 != 63 || squares > 0.3 * (double)(i / 64)); /* no row is left out */
+    }
+    test_true(fabs(squares / (double)elems * 64 - 1.0) < 0.01);
+    test_true(k_f32_from_bf16(weights.ple_embed_tokens[16001ULL * 256 - 1]) != 0.0F);
+    for (uint32_t i = 0; i < 64; i++) {
+        test_true(fabs((double)k_f32_from_bf16(weights.norm[i]) - 1.0) < 0.3);
+    }
+    weights_fini(&again);
+    weights_fini(&weights);
+}
+
 static void test_lm_head(void)
 {
     struct model_config config = tiny_config();
@@ -439,6 +473,7 @@ static void test_file_cut_short_after_opening(void)
 static const struct test_case cases[] = {
     TEST(test_loads_every_prefix),
     TEST(test_loads_golden_checkpoints),
+    TEST(test_made_up_weights),
     TEST(test_lm_head),
     TEST(test_all_faults_are_told_at_once),
     TEST(test_unexpected_tensors),
