@@ -6,9 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/launcher_socket.h"
 #include "common/log.h"
 #include "common/run_path.h"
-#include "common/launcher_socket.h"
 #include "deploy/options.h"
 #include "deploy/serve.h"
 

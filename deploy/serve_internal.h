@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 #include "common/clock.h"
-#include "deploy/child.h"
 #include "common/launcher_socket.h"
+#include "deploy/child.h"
 #include "deploy/options.h"
 #include "deploy/run_dir.h"
 
