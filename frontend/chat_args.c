@@ -185,7 +185,7 @@ struct key_text {
     uint64_t hash;
 };
 
-/* held[from:] less the white space around it. */
+/* held[from:] less the white space around it, and less zeros: readers of JSON refuse them in keys. */
 static void read_key(const struct chat_args *args, size_t from, struct key_text *out_key)
 {
     const char *at = buf_text(&args->held);
@@ -196,8 +196,12 @@ static void read_key(const struct chat_args *args, size_t from, struct key_text 
     while (end > from && is_space(at[end - 1])) {
         end--;
     }
-    out_key->byte_count = end - from < MAX_KEY_BYTES ? end - from : MAX_KEY_BYTES;
-    memcpy(out_key->bytes, at + from, out_key->byte_count);
+    out_key->byte_count = 0;
+    for (; from < end && out_key->byte_count < MAX_KEY_BYTES; from++) {
+        if (at[from] != '\0') {
+            out_key->bytes[out_key->byte_count++] = at[from];
+        }
+    }
     out_key->bytes[out_key->byte_count] = '\0';
     out_key->hash = wire_hash_bytes(hash_seed, out_key->bytes, out_key->byte_count);
 }
