@@ -1,5 +1,5 @@
-/* Per-layer embeddings: the rows of their table mixed with the embedding's projection, and the gated
- * product at the end of a layer. */
+/* Per-layer embeddings: the rows of their table mixed with the embedding's projection, and the
+ * gated product at the end of a layer. */
 #include <math.h>
 
 #include "common/num.h"
