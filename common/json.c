@@ -227,7 +227,8 @@ void json_release(struct json_t *value)
 
 struct json_t *json_retain(const struct json_t *value)
 {
-    return json_incref((json_t *)(uintptr_t)value); /* writes the count alone, atomically */
+    /* NOLINTNEXTLINE(performance-no-int-to-ptr): the count alone is written, atomically */
+    return json_incref((json_t *)(uintptr_t)value);
 }
 
 static bool is_big_integer(const json_t *value)

@@ -1,5 +1,6 @@
 #include "frontend/answer.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "common/mem.h"
@@ -48,6 +49,7 @@ void answer_put(struct answer *answer, enum answer_kind kind, uint32_t call_inde
         answer->part_cap = answer->part_cap == 0 ? 4 : answer->part_cap * 2;
         answer->parts = mem_realloc(answer->parts, answer->part_cap, sizeof(*answer->parts));
     }
+    assert(answer->parts != NULL);
     answer->parts[answer->part_count++] = (struct answer_part){
         .kind = kind, .call_index = call_index, .start = start, .byte_count = byte_count};
 }

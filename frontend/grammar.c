@@ -123,13 +123,15 @@ static enum err_code put_choices(struct net *net, const struct json_t *choices, 
 static enum err_code put_source(struct net *net, const struct grammar_source *source, uint32_t from,
                                 uint32_t *out_to, struct err *err)
 {
-    struct regex_options whole = {.text = REGEX_TEXT_RAW, .max_chars = BODY_ANY};
+    struct regex_options whole = {.pattern = source->regex,
+                                  .byte_count = source->regex_bytes,
+                                  .text = REGEX_TEXT_RAW,
+                                  .max_chars = BODY_ANY};
     switch (source->kind) {
     case GRAMMAR_NONE: *out_to = net_node(net); return ERR_OK;
     case GRAMMAR_OBJECT:
     case GRAMMAR_SCHEMA: return put_json_value(net, source, from, out_to, err);
-    case GRAMMAR_REGEX:
-        return regex_compile(net, from, source->regex, source->regex_bytes, &whole, out_to, err);
+    case GRAMMAR_REGEX: return regex_compile(net, from, &whole, out_to, err);
     case GRAMMAR_CHOICE: return put_choices(net, source->value, from, out_to, err);
     }
     return err_set(err, ERR_INTERNAL, "grammar of kind %d", (int)source->kind);

@@ -152,6 +152,22 @@ static uint32_t escaped(uint8_t byte)
     return DEAD_SUB;
 }
 
+/* Of the four digits behind backslash u. */
+static uint32_t hex_digit(uint32_t sub, uint8_t byte)
+{
+    if (!is_hex(byte)) {
+        return DEAD_SUB;
+    }
+    switch (sub) {
+    case HEX_4: return (byte | 0x20) == 'd' ? HEX_3_D : HEX_3;
+    case HEX_3_D: return is_between(byte, '0', '7') ? HEX_2 : DEAD_SUB; /* d8.. is half a pair */
+    case HEX_3: return HEX_2;
+    case HEX_2: return HEX_1;
+    default: break; /* the last */
+    }
+    return AT_CHAR;
+}
+
 static uint32_t later_byte(uint32_t sub, uint8_t byte)
 {
     bool is_tail = is_between(byte, 0x80, 0xbf);
@@ -165,14 +181,10 @@ static uint32_t later_byte(uint32_t sub, uint8_t byte)
     case NEED_3_F4: return is_between(byte, 0x80, 0x8f) ? NEED_2 : DEAD_SUB;
     case ESCAPE: return escaped(byte);
     case HEX_4:
-        if (!is_hex(byte)) {
-            return DEAD_SUB;
-        }
-        return (byte | 0x20) == 'd' ? HEX_3_D : HEX_3;
-    case HEX_3_D: return is_between(byte, '0', '7') ? HEX_2 : DEAD_SUB; /* d8.. is half a pair */
-    case HEX_3: return is_hex(byte) ? HEX_2 : DEAD_SUB;
-    case HEX_2: return is_hex(byte) ? HEX_1 : DEAD_SUB;
-    case HEX_1: return is_hex(byte) ? AT_CHAR : DEAD_SUB;
+    case HEX_3_D:
+    case HEX_3:
+    case HEX_2:
+    case HEX_1: return hex_digit(sub, byte);
     default: break; /* foreign */
     }
     return DEAD_SUB;

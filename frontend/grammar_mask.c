@@ -157,7 +157,9 @@ static void fill_body(const struct filler *filler, const struct body *body,
 }
 
 void grammar_mask_fill(struct automaton *automaton, const struct vocab *vocab, uint32_t state,
-                       uint32_t *out_words, uint32_t *scratch_words)
+                       uint32_t *out_words,
+                       /* NOLINTNEXTLINE(readability-non-const-parameter): fill_body writes them */
+                       uint32_t *scratch_words)
 {
     struct filler filler = {.automaton = automaton, .vocab = vocab, .words = out_words};
     struct auto_place others[64]; /* more at once are walked in turns */

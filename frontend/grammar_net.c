@@ -1,5 +1,6 @@
 #include "frontend/grammar_net.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "common/mem.h"
@@ -161,10 +162,10 @@ static void reverse_init(struct reverse *reverse, const struct net *net)
         for (uint32_t e = net->nodes[node].first_edge; e != NO_EDGE; e = net->edges[e].next) {
             const struct net_edge *edge = &net->edges[e];
             reverse->from[e] = node;
-            reverse->next[2 * e] = reverse->first[edge->to];
+            reverse->next[2 * (size_t)e] = reverse->first[edge->to];
             reverse->first[edge->to] = 2 * e;
             if (edge->kind == NET_EDGE_CALL) {
-                reverse->next[2 * e + 1] = reverse->first[edge->argument];
+                reverse->next[2 * (size_t)e + 1] = reverse->first[edge->argument];
                 reverse->first[edge->argument] = 2 * e + 1;
             }
         }
@@ -182,6 +183,7 @@ static void reverse_fini(struct reverse *reverse)
 
 static void push(struct reverse *reverse, uint32_t node, uint32_t node_count)
 {
+    assert(node < node_count);
     if (!reverse->is_queued[node]) {
         reverse->is_queued[node] = true;
         reverse->queue[(reverse->head + reverse->count++) % node_count] = node;
@@ -190,6 +192,7 @@ static void push(struct reverse *reverse, uint32_t node, uint32_t node_count)
 
 static uint32_t pop(struct reverse *reverse, uint32_t node_count)
 {
+    assert(reverse->head < node_count);
     uint32_t node = reverse->queue[reverse->head];
     reverse->head = (reverse->head + 1) % node_count;
     reverse->count--;

@@ -1,5 +1,6 @@
 #include "frontend/grammar_number.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -236,6 +237,8 @@ static bool has_nonzero(const struct number_bound *bound, uint32_t from)
 
 static bool may_end(const struct magnitudes *all, uint32_t tight, uint32_t decimals)
 {
+    assert((tight & TIGHT_LOWER) == 0 || all->lower != NULL);
+    assert((tight & TIGHT_UPPER) == 0 || all->upper != NULL);
     if ((tight & TIGHT_LOWER) != 0 &&
         (has_nonzero(all->lower, decimals) || all->lower->is_exclusive)) {
         return false;
@@ -246,9 +249,11 @@ static bool may_end(const struct magnitudes *all, uint32_t tight, uint32_t decim
 
 static uint8_t bound_digit(const struct number_bound *bound, uint32_t index, bool is_fraction)
 {
+    assert(bound != NULL);
     if (is_fraction) {
         return index < bound->fraction_count ? bound->fraction[index] : 0;
     }
+    assert(index < bound->whole_count && bound->whole != NULL);
     return bound->whole[index];
 }
 
@@ -310,6 +315,21 @@ static uint32_t free_rest(struct magnitudes *all, uint32_t decimals, uint32_t *n
     return nodes[decimals];
 }
 
+/* After so many digits more could round to a bound that is excluded: nothing goes on beside it. */
+static void end_at_exclusive(const struct magnitudes *all, uint32_t digits, uint32_t at[TIGHTS])
+{
+    if (digits < EXACT_DIGITS) {
+        return;
+    }
+    for (uint32_t tight = 1; tight < TIGHTS; tight++) {
+        const struct number_bound *lower = (tight & TIGHT_LOWER) != 0 ? all->lower : NULL;
+        const struct number_bound *upper = (tight & TIGHT_UPPER) != 0 ? all->upper : NULL;
+        if ((lower != NULL && lower->is_exclusive) || (upper != NULL && upper->is_exclusive)) {
+            at[tight] = 0;
+        }
+    }
+}
+
 static void put_tight_fraction(struct magnitudes *all, uint32_t whole_count,
                                const uint32_t whole[TIGHTS])
 {
@@ -327,16 +347,7 @@ static void put_tight_fraction(struct magnitudes *all, uint32_t whole_count,
         at[tight] = all->is_integer ? 0 : net_symbol(all->net, whole[tight], '.');
     }
     while (!all->is_integer && decimals < most) {
-        for (uint32_t tight = 1; tight < TIGHTS; tight++) {
-            if (at[tight] == 0) {
-                continue;
-            }
-            bool is_exclusive = ((tight & TIGHT_LOWER) != 0 && all->lower->is_exclusive) ||
-                                ((tight & TIGHT_UPPER) != 0 && all->upper->is_exclusive);
-            if (is_exclusive && whole_count + decimals >= EXACT_DIGITS) {
-                at[tight] = 0; /* more digits could round to the bound itself */
-            }
-        }
+        end_at_exclusive(all, whole_count + decimals, at);
         struct digit_step step = {.index = decimals,
                                   .is_fraction = true,
                                   .free_node = free_rest(all, decimals + 1, rests)};

@@ -275,14 +275,14 @@ static enum err_code lower(struct lowering *lowering, uint32_t from, uint32_t st
     return ERR_OK;
 }
 
-enum err_code regex_compile(struct net *net, uint32_t from, const char *pattern, size_t byte_count,
-                            const struct regex_options *options, uint32_t *out_to, struct err *err)
+enum err_code regex_compile(struct net *net, uint32_t from, const struct regex_options *options,
+                            uint32_t *out_to, struct err *err)
 {
-    if (byte_count > REGEX_MAX_BYTES) {
+    if (options->byte_count > REGEX_MAX_BYTES) {
         return err_set(err, ERR_LIMIT, "the regular expression has %zu bytes, at most %u",
-                       byte_count, REGEX_MAX_BYTES);
+                       options->byte_count, REGEX_MAX_BYTES);
     }
-    struct regex regex = {.at = pattern, .byte_count = byte_count, .err = err};
+    struct regex regex = {.at = options->pattern, .byte_count = options->byte_count, .err = err};
     struct lowering lowering = {.regex = &regex, .net = net, .options = *options};
     uint32_t start = 0;
     enum err_code code = regex_parse(&regex, &start, &lowering.final);

@@ -25,6 +25,8 @@ enum regex_text {
 };
 
 struct regex_options {
+    const char *pattern;
+    size_t byte_count;
     enum regex_text text;
     bool is_search;     /* matches anywhere, as JSON schema's `pattern`; else the whole text */
     uint32_t min_chars; /* of the whole text */
@@ -33,9 +35,9 @@ struct regex_options {
 
 /* Appends the texts that match to `from`; *out_to is behind them.
  * Errors: ERR_ARGUMENT (syntax), ERR_UNSUPPORTED, ERR_LIMIT; the position in bytes is named. */
-ERR_NODISCARD enum err_code regex_compile(struct net *net, uint32_t from, const char *pattern,
-                                          size_t byte_count, const struct regex_options *options,
-                                          uint32_t *out_to, struct err *err);
+ERR_NODISCARD enum err_code regex_compile(struct net *net, uint32_t from,
+                                          const struct regex_options *options, uint32_t *out_to,
+                                          struct err *err);
 
 /* Appends one character of [lo, hi] as text; characters that the text cannot hold are left out. */
 void regex_put_chars(struct net *net, uint32_t from, uint32_t lo, uint32_t hi, enum regex_text text,

@@ -282,7 +282,7 @@ static enum err_code parse_row(struct regex *regex, struct part *out_part)
     row.to = row.from;
     while (regex->used_bytes < regex->byte_count && !has_next(regex, "|") &&
            !has_next(regex, ")")) {
-        struct part part;
+        struct part part = {0};
         enum err_code code = parse_repeat(regex, &part);
         if (code) {
             return code;

@@ -65,7 +65,7 @@ enum err_code schema_fail(struct schema *schema, const struct schema_path *path,
 ERR_NODISCARD enum err_code schema_check(struct schema *schema, const struct schema_at *at,
                                          uint32_t *out_types);
 ERR_NODISCARD enum err_code schema_check_alone(struct schema *schema, const struct schema_at *at,
-                                               const char *keyword);
+                                               const char *name);
 /* A count; *out_count is left alone where there is none. */
 ERR_NODISCARD enum err_code schema_read_count(struct schema *schema, const struct schema_at *at,
                                               const char *keyword, uint32_t *out_count);

@@ -110,7 +110,9 @@ static enum err_code put_text(struct schema *schema, const struct schema_at *at,
         return ERR_OK;
     }
     struct err why;
-    code = regex_compile(schema->net, from, pattern, pattern_bytes, &options, out_to, &why);
+    options.pattern = pattern;
+    options.byte_count = pattern_bytes;
+    code = regex_compile(schema->net, from, &options, out_to, &why);
     return code ? schema_fail(schema, at->path, code, "'pattern': %s", why.message) : ERR_OK;
 }
 

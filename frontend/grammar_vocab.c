@@ -49,7 +49,7 @@ static uint32_t count_nodes(const struct entry *entries, uint32_t count)
 /* Sorts entries; each has at least one byte. */
 static void make_trie(struct entry *entries, uint32_t count, struct vocab_trie *trie)
 {
-    uint32_t open[VOCAB_MAX_TOKEN_BYTES + 1]; /* nodes of the present path */
+    uint32_t open[VOCAB_MAX_TOKEN_BYTES + 1] = {0}; /* nodes of the present path */
     uint32_t depth = 0;
     qsort(entries, count, sizeof(entries[0]), compare_entries);
     trie->nodes = mem_zalloc((size_t)count_nodes(entries, count) + 1, sizeof(trie->nodes[0]));

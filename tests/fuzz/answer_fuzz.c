@@ -145,7 +145,7 @@ static void check_text(const struct rig *rig, const struct output *output,
                        const struct answer *answer)
 {
     size_t text_bytes = 0;
-    size_t loss_bytes = 2 * MARKER_LOSS_BYTES;
+    size_t loss_bytes = 2 * (size_t)MARKER_LOSS_BYTES;
     for (size_t i = 0; i < output->count; i++) {
         uint32_t byte_count = 0;
         bool is_special = tok_is_special(rig->tokenizer, output->ids[i]);

@@ -158,7 +158,7 @@ static uint32_t check_reference(const struct golden *golden, const struct golden
 static void check_together(const struct served *served, uint32_t alone[NEIGHBOURS][OUTPUT])
 {
     struct http_client clients[NEIGHBOURS];
-    uint32_t ids[OUTPUT];
+    uint32_t ids[OUTPUT] = {0};
     for (uint32_t i = 0; i < NEIGHBOURS; i++) {
         struct buf body;
         put_request(&body, &served->golden->cases[2 + i], false);
@@ -178,8 +178,8 @@ static void test_ids_of_every_variant(void)
     uint32_t compared = 0;
     for (size_t n = 0; n < NAME_COUNT; n++) {
         struct served served;
-        uint32_t ids[OUTPUT];
-        uint32_t alone[NEIGHBOURS][OUTPUT];
+        uint32_t ids[OUTPUT] = {0};
+        uint32_t alone[NEIGHBOURS][OUTPUT] = {0};
         start(&served, names[n]);
         test_true(served.golden->case_count >= 2 + NEIGHBOURS);
         for (uint32_t i = 0; i < served.golden->greedy_count; i++) {
@@ -234,7 +234,7 @@ static void test_stop_ids_and_logprobs(void)
 {
     struct served served;
     struct http_answer answer;
-    uint32_t ids[OUTPUT];
+    uint32_t ids[OUTPUT] = {0};
     char body[256];
     char text[NAME_BYTES];
     start(&served, names[1]);

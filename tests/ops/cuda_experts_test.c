@@ -87,6 +87,7 @@ static void sort(struct products *at, uint32_t rows)
     uint32_t *pairs = at->pairs.host;
     uint32_t *starts = at->starts.host;
     uint32_t count = 0;
+    test_true(pairs != NULL && starts != NULL);
     for (uint32_t e = 0; e < at->layout->experts; e++) {
         starts[e] = count;
         for (uint32_t p = 0; p < rows * at->layout->top; p++) {

@@ -50,6 +50,7 @@ static struct twin_buffer random_in(uint64_t elems, double deviation, uint64_t *
 static uint16_t *copy_of(const struct twin_buffer *buffer)
 {
     uint16_t *copy = mem_zalloc(buffer->bytes, 1);
+    test_true(buffer->host != NULL);
     memcpy(copy, buffer->host, buffer->bytes);
     return copy;
 }
@@ -126,7 +127,7 @@ static struct twin_interval inputs_permitted(void *context, uint32_t row, uint32
     const struct k_ple_inputs_args args = inputs_args(at, MAX_ROWS, false);
     uint32_t elems = at->layout->elems;
     uint64_t row_elems = (uint64_t)at->layout->layers * elems;
-    const uint16_t *before = at->before + row * row_elems + column / elems * elems;
+    const uint16_t *before = at->before + row * row_elems + (uint64_t)(column / elems) * elems;
     uint16_t scaled[512];
     for (uint32_t i = 0; i < elems; i++) {
         scaled[i] = k_bf16_from_f32(k_f32_from_bf16(before[i]) * args.inputs_scale);
@@ -242,7 +243,7 @@ static void layer_init(struct layer *at, const struct layout *layout, uint64_t *
     at->weights[3] = random_in(hidden, 1.0, random);
     at->weights[4] = random_in(1, 0.6, random);
     at->weights[5] = random_in(hidden, 1.0, random);
-    at->input = random_in(MAX_ROWS * layout->layers * elems, 1.0, random);
+    at->input = random_in((uint64_t)MAX_ROWS * layout->layers * elems, 1.0, random);
     at->h = random_in(MAX_ROWS * hidden, 1.0, random);
     at->x = random_in(MAX_ROWS * hidden, 2.0, random);
     at->gated = twin_out(MAX_ROWS * elems * sizeof(uint16_t));

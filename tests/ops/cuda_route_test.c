@@ -94,6 +94,7 @@ static void fill_rows(struct route *at, uint64_t *random)
     uint32_t hidden = at->layout.hidden;
     uint16_t *x = at->x.host;
     uint32_t *slots = at->slots.host;
+    test_true(x != NULL && slots != NULL);
     for (uint32_t i = 0; i < MAX_ROWS * hidden; i++) {
         x[i] = (uint16_t)(ONE | (test_random(random) % 2 == 0 ? NEGATIVE : 0));
     }

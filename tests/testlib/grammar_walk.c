@@ -183,9 +183,10 @@ static void print_times(struct walk *walk)
 {
     qsort(walk->times_ns, walk->time_count, sizeof(uint32_t), compare_times);
     if (walk->time_count > 0) {
+        size_t half = walk->time_count / 2;
+        size_t most = (size_t)walk->time_count * 99 / 100;
         (void)printf("{\"masks\": %u, \"p50_us\": %.1f, \"p99_us\": %.1f, \"max_us\": %.1f}\n",
-                     walk->time_count, walk->times_ns[walk->time_count / 2] / 1e3,
-                     walk->times_ns[(size_t)walk->time_count * 99 / 100] / 1e3,
+                     walk->time_count, walk->times_ns[half] / 1e3, walk->times_ns[most] / 1e3,
                      walk->times_ns[walk->time_count - 1] / 1e3);
     }
 }

@@ -84,6 +84,7 @@ static void show(const struct answer *answer, struct buf *out)
     for (uint32_t i = 0; i < answer->part_count; i++) {
         const struct answer_part *part = &answer->parts[i];
         const struct answer_part *next = i + 1 < answer->part_count ? part + 1 : NULL;
+        test_true(answer->parts != NULL);
         bool is_next_of_call = next && next->kind >= ANSWER_ARGUMENTS;
         switch (part->kind) {
         case ANSWER_CONTENT: buf_append_text(out, "C["); break;
