@@ -18,11 +18,12 @@ static void test_starts_passes_options_drains_in_order(void)
     struct launcher_rig rig;
     char want[400];
     launcher_rig_init(&rig, "", "ready\n");
-    (void)snprintf(want, sizeof(want),
-                   "leads=1 fds=0,1,2,3 listens=0 announced=0 args=%s --run-dir %s "
-                   "--drain-timeout-s 7 --device cpu --graphs --no-deterministic "
-                   "--max-step-tokens 64 --prefix-cache --lifeline-fd 3",
-                   rig.dir, rig.run_dir);
+    (void)snprintf(
+        want, sizeof(want),
+        "leads=1 fds=0,1,2,3 listens=0 announced=0 args=%s --run-dir %s "
+        "--drain-timeout-s 7 --device cpu --no-ple-on-device --graphs --no-deterministic "
+        "--max-step-tokens 64 --prefix-cache --lifeline-fd 3",
+        rig.dir, rig.run_dir);
     launcher_rig_start(&rig, -1, "--port 0 --run-dir");
     (void)launcher_rig_wait(&rig); /* an option without its value: refused in one line */
     test_eq_str(buf_text(&rig.err), "bezel: --run-dir needs a value\n");
