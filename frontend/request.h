@@ -110,6 +110,7 @@ struct req {
     struct account_need entry;      /* its prompt and a page more per family */
     struct account_need decode_top; /* never more than this once its prompt is committed */
     struct account_need pinned;     /* what its ADMIT may take; zero once answered */
+    bool was_admitted;              /* its owner knows: a second ADMITTED is about a recompute */
     uint64_t admit_msg_seq;
     uint64_t last_step_seq;    /* last STEP naming it; 0 none */
     uint64_t sampled_step_seq; /* last STEP that gave it a token; 0 none */
@@ -120,7 +121,6 @@ struct req {
     struct req_pairs prompt;
     uint32_t prompt_position; /* of the next prompt logprobs from the worker */
     uint32_t prompt_told;     /* position of the last prompt logprobs given to the owner */
-    bool was_admitted;        /* its owner knows: a second ADMITTED is about a recompute */
 };
 
 /* Requests in a row, each in at most one list. */

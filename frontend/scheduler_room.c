@@ -232,8 +232,11 @@ void sched_admit_waiting(struct sched *sched, uint64_t now_ns)
 struct account_need sched_waiting_need(const struct sched *sched)
 {
     const struct req *head = queue_head(&sched->queue);
-    return head == NULL ? (struct account_need){0}
-                        : sched_peak(&sched->limits, head->admit.max_total);
+    struct account_need need = {0};
+    if (head != NULL) {
+        need = sched_peak(&sched->limits, head->admit.max_total);
+    }
+    return need;
 }
 
 /* ---- preemption ---- */

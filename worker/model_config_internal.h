@@ -1,10 +1,14 @@
-/* Shared by model_config.c, model_config_layers.c and model_config_rope.c only. */
+/* Shared by model_config.c, model_config_files.c, model_config_layers.c and model_config_rope.c only. */
 #ifndef WORKER_MODEL_CONFIG_INTERNAL_H
 #define WORKER_MODEL_CONFIG_INTERNAL_H
 
 #include "worker/model_config.h"
 
 struct faults;
+
+/* Everything of a model's config; faults are noted, *read is whole when there are none. */
+void model_read_all(const struct json_t *config, const struct json_t *generation,
+                    struct model_config *read, struct faults *faults);
 
 /* What stands between path and a key in messages. */
 const char *model_dot(const struct checkpoint_object *source);

@@ -47,9 +47,10 @@ static void plan_matrix(struct weights_plan *plan, const struct matrix *matrix,
     char name[WEIGHTS_MAX_NAME_BYTES / 2];
     const struct st_tensor *tensor = NULL;
     const struct st_tensor want = {.rank = 2, .dims = {matrix->rows, matrix->cols}};
-    for (size_t i = FOLDER_COUNT; tensor == NULL && i-- > 0;) { /* a fault names the first folder */
+    for (size_t i = 0; tensor == NULL && i < FOLDER_COUNT;
+         i++) { /* a fault names the first folder */
         (void)snprintf(name, sizeof(name), "layers.%u.%s.%u.%s_proj.weight", matrix->layer,
-                       folders[i], matrix->expert, matrix->part); /* fits */
+                       folders[FOLDER_COUNT - 1 - i], matrix->expert, matrix->part); /* fits */
         tensor = weights_plan_find(plan, name);
     }
     if (tensor == NULL) {

@@ -154,6 +154,26 @@ static void check_template(const struct prepare_model *model, const struct prepa
     chat_prompt_fini(&prompt);
 }
 
+/* Every row of the table is known; any name may be asked for. */
+static void check_names(const char *bytes, size_t byte_count)
+{
+    struct json_t *body = NULL;
+    struct api_error error = {0};
+    struct json_iter iter;
+    for (uint32_t i = 0; api_request_field(i) != NULL; i++) {
+        require(api_request_knows(api_request_field(i)->name));
+    }
+    if (api_request_parse_body(bytes, byte_count, &body, &error) != ERR_OK) {
+        require(body == NULL);
+        return;
+    }
+    json_iter_start(&iter, body);
+    while (json_iter_next(&iter)) {
+        (void)api_request_knows(iter.key);
+    }
+    json_release(body);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t byte_count)
 {
     static struct fixture *fixture;
@@ -193,6 +213,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t byte_count)
     } else {
         check_refused(&error);
     }
+    check_names((const char *)bytes + 1, byte_count - 1);
     check_template(&model, &prepared);
     prepare_fini(&prepared);
     buf_fini(&body);
