@@ -163,9 +163,10 @@ static uint32_t hex_digit(uint32_t sub, uint8_t byte)
     case HEX_3_D: return is_between(byte, '0', '7') ? HEX_2 : DEAD_SUB; /* d8.. is half a pair */
     case HEX_3: return HEX_2;
     case HEX_2: return HEX_1;
-    default: break; /* the last */
+    case HEX_1: return AT_CHAR;
+    default: break; /* foreign */
     }
-    return AT_CHAR;
+    return DEAD_SUB;
 }
 
 static uint32_t later_byte(uint32_t sub, uint8_t byte)
