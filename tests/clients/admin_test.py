@@ -45,18 +45,10 @@ class Place:
             return client.chat.completions.create(**CHAT).choices[0].message.content
 
 
-def raises(kind, call, *arguments):
-    try:
-        call(*arguments)
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")
-
-
 def test_keys(place):
     assert place.ask("user-key-1") == ANSWER
     assert place.ask("admin-key-1") == ANSWER
-    error = raises(openai.AuthenticationError, place.ask, "user-key-2")
+    error = server.raises(openai.AuthenticationError, place.ask, "user-key-2")
     assert error.status_code == 401 and error.code == "invalid_api_key", error
 
 
@@ -85,7 +77,7 @@ def test_reload_takes_new_keys(place):
     status, answer = reload(place)
     assert status == 200 and answer["status"] == "ok", answer
     assert place.ask("user-key-2") == ANSWER
-    raises(openai.AuthenticationError, place.ask, "user-key-1")
+    server.raises(openai.AuthenticationError, place.ask, "user-key-1")
     place.write_keys("user-key-1", "admin-key-1 admin")
     assert reload(place)[0] == 200
     assert place.ask("user-key-1") == ANSWER

@@ -16,14 +16,6 @@ GREEDY = {"temperature": 0}  # no parameter of this version's methods
 THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 
-def raises(kind, call):
-    try:
-        call()
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")
-
-
 def blocks(message):
     return [block.model_dump(exclude={"id"}) for block in message.content]
 
@@ -103,19 +95,19 @@ def test_errors_are_the_sdks_classes(client):
         request = dict(dict(model=MODEL, max_tokens=8, messages=QUESTION), **request)
         return lambda: client.messages.create(**request)
 
-    error = raises(anthropic.BadRequestError, ask(extra_body={"temperature": 9}))
+    error = server.raises(anthropic.BadRequestError, ask(extra_body={"temperature": 9}))
     assert error.body["type"] == "error"
     assert error.body["error"]["type"] == "invalid_request_error"
     assert "temperature" in error.body["error"]["message"]
-    error = raises(anthropic.NotFoundError, ask(model="claude"))
+    error = server.raises(anthropic.NotFoundError, ask(model="claude"))
     assert error.body["error"]["type"] == "not_found_error"
-    raises(anthropic.BadRequestError, ask(messages=[]))
-    raises(anthropic.BadRequestError, ask(messages=[{"role": "robot", "content": "x"}]))
-    error = raises(anthropic.BadRequestError, ask(messages=[{"role": "user", "content": [
+    server.raises(anthropic.BadRequestError, ask(messages=[]))
+    server.raises(anthropic.BadRequestError, ask(messages=[{"role": "robot", "content": "x"}]))
+    error = server.raises(anthropic.BadRequestError, ask(messages=[{"role": "user", "content": [
         {"type": "image", "source": {"type": "url", "url": "http://localhost/x.png"}}]}]))
     assert "messages[0].content[0]" in error.body["error"]["message"], error.body
-    raises(anthropic.BadRequestError, ask(tools=TOOLS, tool_choice={"type": "tool", "name": "none"}))
-    raises(anthropic.BadRequestError, ask(tools=[{"type": "web_search_20250305",
+    server.raises(anthropic.BadRequestError, ask(tools=TOOLS, tool_choice={"type": "tool", "name": "none"}))
+    server.raises(anthropic.BadRequestError, ask(tools=[{"type": "web_search_20250305",
                                                   "name": "web_search"}]))
 
 

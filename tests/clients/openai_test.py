@@ -13,14 +13,6 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
 
 
-def raises(kind, call):
-    try:
-        call()
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")
-
-
 def test_models(client):
     models = list(client.models.list())
     assert [model.id for model in models] == [MODEL], models
@@ -165,19 +157,19 @@ def test_thoughts_are_apart(client):
 
 
 def test_errors_are_the_sdks_classes(client):
-    error = raises(openai.NotFoundError, lambda: client.chat.completions.create(
+    error = server.raises(openai.NotFoundError, lambda: client.chat.completions.create(
         model="gpt-4o", messages=QUESTION))
     assert error.code == "model_not_found" and error.param == "model"
-    error = raises(openai.BadRequestError, lambda: client.chat.completions.create(
+    error = server.raises(openai.BadRequestError, lambda: client.chat.completions.create(
         model=MODEL, messages=QUESTION, temperature=9))
     assert error.param == "temperature" and "at most 2" in str(error)
-    error = raises(openai.BadRequestError, lambda: client.chat.completions.create(
+    error = server.raises(openai.BadRequestError, lambda: client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "a " * 20000}]))
     assert error.code == "context_length_exceeded"
-    raises(openai.BadRequestError, lambda: client.chat.completions.create(
+    server.raises(openai.BadRequestError, lambda: client.chat.completions.create(
         model=MODEL, messages=[]))
-    raises(openai.BadRequestError, lambda: client.completions.create(model=MODEL, prompt=""))
-    raises(openai.NotFoundError, lambda: client.embeddings.create(model=MODEL, input="a"))
+    server.raises(openai.BadRequestError, lambda: client.completions.create(model=MODEL, prompt=""))
+    server.raises(openai.NotFoundError, lambda: client.embeddings.create(model=MODEL, input="a"))
 
 
 def test_async_client_many_at_once(client):

@@ -42,6 +42,15 @@ class Server:
             raise RuntimeError(f"the server ended with status {status}")
 
 
+def raises(kind, call, *arguments):
+    """The error of that kind that the call ends with."""
+    try:
+        call(*arguments)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
 def run_tests(module, *arguments):
     """Runs each function named test_*; prints the closing line; exit status 1 when one failed."""
     passed = failed = 0
