@@ -293,10 +293,6 @@ enum err_code api_request_parse(const struct json_t *body, enum api_route route,
 {
     memset(out_request, 0, sizeof(*out_request));
     out_request->route = route;
-    if (json_kind(body) != JSON_KIND_OBJECT) {
-        return api_error_set(error, ERR_ARGUMENT, NULL, "the body must be a JSON object, not %s",
-                             json_kind_text(json_kind(body)));
-    }
     typedef enum err_code (*read_fn)(const struct json_t *, struct api_request *,
                                      struct api_error *);
     const read_fn readers[] = {
@@ -346,6 +342,14 @@ enum err_code api_request_parse_body(const char *bytes, size_t byte_count, struc
         return api_error_set(error, ERR_FORMAT, NULL, "the body is empty; it must be JSON");
     }
     enum err_code code = json_parse(bytes, byte_count, API_REQUEST_MAX_DEPTH, out_body, &err);
-    return code ? api_error_set(error, code, NULL, "the body is not valid JSON: %s", err.message)
-                : ERR_OK;
+    if (code) {
+        return api_error_set(error, code, NULL, "the body is not valid JSON: %s", err.message);
+    }
+    if (json_kind(*out_body) != JSON_KIND_OBJECT) {
+        code = api_error_set(error, ERR_ARGUMENT, NULL, "the body must be a JSON object, not %s",
+                             json_kind_text(json_kind(*out_body)));
+        json_release(*out_body);
+        *out_body = NULL;
+    }
+    return code;
 }

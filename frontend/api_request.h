@@ -98,7 +98,8 @@ ERR_NODISCARD enum err_code api_request_parse(const struct json_t *body, enum ap
                                               struct api_error *error);
 void api_request_fini(struct api_request *request);
 
-/* Parse the bytes of a body.  *out_body is owned by the caller and null after an error. */
+/* Parse the bytes of a body, which must be an object.  *out_body is owned by the caller and null
+ * after an error. */
 ERR_NODISCARD enum err_code api_request_parse_body(const char *bytes, size_t byte_count,
                                                    struct json_t **out_body,
                                                    struct api_error *error);

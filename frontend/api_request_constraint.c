@@ -117,9 +117,10 @@ static enum err_code read_structured(const struct json_t *body, struct api_const
         return api_error_set(error, ERR_UNSUPPORTED, param,
                              "structured_outputs: 'grammar' and 'structural_tag' are not served");
     }
+    bool was_given = constraint->is_given;
     enum err_code code = read_spellings(value, spellings, sizeof(spellings) / sizeof(spellings[0]),
                                         constraint, error);
-    constraint->param = constraint->is_given ? param : constraint->param;
+    constraint->param = constraint->is_given && !was_given ? param : constraint->param;
     return code;
 }
 

@@ -2,7 +2,6 @@
 #include "frontend/api_request_internal.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -27,7 +27,6 @@ struct api_head {
     bool is_stream;
     bool wants_usage;      /* stream: chunks carry "usage": null, a last one the figures */
     bool wants_live_usage; /* stream: chunks carry the figures so far, live_usage */
-    bool wants_logprobs;
     char id[48];
     const char *model; /* borrowed */
     uint64_t created_s;

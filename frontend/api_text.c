@@ -23,10 +23,6 @@ static enum err_code open_body(const struct prepare_model *model, const struct p
     if (!code) {
         code = api_request_parse_body(input->body->at, input->body->used_bytes, out_body, error);
     }
-    if (!code && json_kind(*out_body) != JSON_KIND_OBJECT) {
-        code = api_error_set(error, ERR_ARGUMENT, NULL, "the body must be a JSON object, not %s",
-                             json_kind_text(json_kind(*out_body)));
-    }
     if (!code) {
         code = api_request_read_text(*out_body, "model", &name, error);
     }

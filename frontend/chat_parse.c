@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "common/json.h"
-#include "common/mem.h"
 #include "frontend/chat_heads.h"
 
 enum {

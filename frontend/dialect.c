@@ -4,19 +4,6 @@
 
 #include "common/json.h"
 
-void dialect_state_init(struct dialect_state *state)
-{
-    memset(state, 0, sizeof(*state));
-    buf_init(&state->echo);
-    answer_init(&state->whole);
-}
-
-void dialect_state_fini(struct dialect_state *state)
-{
-    buf_fini(&state->echo);
-    answer_fini(&state->whole);
-}
-
 bool dialect_next_block(const struct answer *answer, uint32_t *at, struct dialect_block *out_block)
 {
     while (*at < answer->part_count && answer->parts[*at].kind > ANSWER_CALL) {
@@ -58,13 +45,6 @@ bool dialect_continues(const struct dialect_state *state, const struct answer_pa
     return part->kind != ANSWER_CALL && part->kind == state->open.kind;
 }
 
-void dialect_keep_part(struct dialect_state *state, const struct answer *answer,
-                       const struct answer_part *part)
-{
-    answer_put(&state->whole, part->kind, part->call_index, answer_part_text(answer, part),
-               part->byte_count);
-}
-
 void dialect_put_event(const char *name, const struct buf *json, struct buf *out)
 {
     buf_printf(out, "event: %s\ndata: ", name);
@@ -89,7 +69,7 @@ void dialect_put_string(const char *text, struct buf *out)
     json_put_text(out, text, strlen(text));
 }
 
-void dialect_put_member(const char *name, const struct json_t *value, struct buf *out)
+static void put_member(const char *name, const struct json_t *value, struct buf *out)
 {
     buf_printf(out, ",\"%s\":", name);
     json_put_value(out, value);
@@ -99,7 +79,7 @@ void dialect_copy(const struct json_t *object, const char *name, const char *as,
 {
     const struct json_t *value = dialect_given(object, name);
     if (value) {
-        dialect_put_member(as, value, out);
+        put_member(as, value, out);
     }
 }
 
@@ -155,7 +135,7 @@ void dialect_turn_add_call(struct dialect_turn *turn, const char *id, const char
     dialect_put_string(id, out);
     buf_append_text(out, ",\"type\":\"function\",\"function\":{\"name\":");
     dialect_put_string(name, out);
-    dialect_put_member("arguments", arguments, out);
+    put_member("arguments", arguments, out);
     buf_append_text(out, "}}");
     turn->is_open = true;
 }

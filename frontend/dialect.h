@@ -17,18 +17,13 @@
 
 struct json_t;
 
-/* One answer on its way out. */
+/* One answer on its way out; zeroes before. */
 struct dialect_state {
-    struct buf echo;     /* what the answer repeats of the request: members of an object */
-    struct answer whole; /* streamed so far */
     bool has_begun;
     bool is_open;            /* a block is */
     struct answer_part open; /* its first part's kind and call */
     uint32_t block_index;    /* of the open one, or of the next */
-    uint32_t event_count;
 };
-void dialect_state_init(struct dialect_state *state);
-void dialect_state_fini(struct dialect_state *state);
 
 struct dialect_end {
     enum api_finish finish;
@@ -39,10 +34,9 @@ struct dialect_end {
 struct dialect {
     const char *id_prefix; /* of the answer's id */
     const char *route_name;
-    /* Append the body of the chat completion that the body asks for; fill state->echo.  Errors:
-     * ERR_ARGUMENT, ERR_UNSUPPORTED; error names the field. */
-    enum err_code (*to_chat)(const struct json_t *body, struct dialect_state *state,
-                             struct buf *out, struct api_error *error);
+    /* Append the body of the chat completion that the body asks for.  Errors: ERR_ARGUMENT,
+     * ERR_UNSUPPORTED; error names the field. */
+    enum err_code (*to_chat)(const struct json_t *body, struct buf *out, struct api_error *error);
     /* Append events: before the first piece, for a piece, behind the last. */
     void (*begin)(struct dialect_state *state, const struct api_head *head,
                   const struct api_usage *usage, struct buf *out);
@@ -51,11 +45,10 @@ struct dialect {
     void (*end)(struct dialect_state *state, const struct api_head *head,
                 const struct dialect_end *end, struct buf *out);
     /* Append the body of an answer that is not streamed. */
-    void (*whole)(const struct dialect_state *state, const struct api_head *head,
-                  const struct api_piece *piece, const struct dialect_end *end, struct buf *out);
+    void (*whole)(const struct api_head *head, const struct api_piece *piece,
+                  const struct dialect_end *end, struct buf *out);
     void (*error_body)(const struct api_error *error, struct buf *out);
-    void (*error_event)(struct dialect_state *state, const struct api_error *error,
-                        struct buf *out);
+    void (*error_event)(const struct api_error *error, struct buf *out);
 };
 extern const struct dialect dialect_messages; /* Anthropic's */
 
@@ -74,8 +67,6 @@ bool dialect_next_block(const struct answer *answer, uint32_t *at, struct dialec
 
 /* Whether the part goes on with the open block. */
 bool dialect_continues(const struct dialect_state *state, const struct answer_part *part);
-void dialect_keep_part(struct dialect_state *state, const struct answer *answer,
-                       const struct answer_part *part);
 
 /* "event: <name>\ndata: <json>\n\n" */
 void dialect_put_event(const char *name, const struct buf *json, struct buf *out);
@@ -86,7 +77,6 @@ const struct json_t *dialect_given(const struct json_t *object, const char *name
 const char *dialect_text(const struct json_t *object, const char *name);
 /* Append ,"as":<value> where the object has the member. */
 void dialect_copy(const struct json_t *object, const char *name, const char *as, struct buf *out);
-void dialect_put_member(const char *name, const struct json_t *value, struct buf *out);
 void dialect_put_string(const char *text, struct buf *out);
 
 /* Append the texts of content, a string or a list of parts with a "text", to out.

@@ -4,9 +4,7 @@
 
 #include "frontend/dialect.h"
 
-enum err_code dialect_messages_to_chat(const struct json_t *body, struct dialect_state *state,
-                                       struct buf *out, struct api_error *error);
-enum err_code dialect_responses_to_chat(const struct json_t *body, struct dialect_state *state,
-                                        struct buf *out, struct api_error *error);
+enum err_code dialect_messages_to_chat(const struct json_t *body, struct buf *out,
+                                       struct api_error *error);
 
 #endif

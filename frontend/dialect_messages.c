@@ -89,10 +89,9 @@ static void put_block(const struct api_head *head, const struct dialect_block *b
     }
 }
 
-static void whole(const struct dialect_state *state, const struct api_head *head,
-                  const struct api_piece *piece, const struct dialect_end *end, struct buf *out)
+static void whole(const struct api_head *head, const struct api_piece *piece,
+                  const struct dialect_end *end, struct buf *out)
 {
-    (void)state; /* for streams */
     struct dialect_block block;
     const char *comma = "";
     uint32_t at = 0;
@@ -115,7 +114,7 @@ static void begin(struct dialect_state *state, const struct api_head *head,
 {
     struct buf json;
     buf_init(&json);
-    state->has_begun = true;
+    (void)state; /* blocks count from zero */
     buf_append_text(&json, "{\"type\":\"message_start\",\"message\":");
     put_head(head, &json);
     buf_append_text(&json, ",\"content\":[],\"stop_reason\":null,\"stop_sequence\":null,");
@@ -238,9 +237,8 @@ static void error_body(const struct api_error *error, struct buf *out)
     buf_append_text(out, "}}");
 }
 
-static void error_event(struct dialect_state *state, const struct api_error *error, struct buf *out)
+static void error_event(const struct api_error *error, struct buf *out)
 {
-    (void)state; /* an error needs no number */
     struct buf json;
     buf_init(&json);
     error_body(error, &json);

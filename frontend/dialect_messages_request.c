@@ -249,15 +249,14 @@ static enum err_code put_thinking(const struct json_t *body, struct buf *out,
     return ERR_OK;
 }
 
-enum err_code dialect_messages_to_chat(const struct json_t *body, struct dialect_state *state,
-                                       struct buf *out, struct api_error *error)
+enum err_code dialect_messages_to_chat(const struct json_t *body, struct buf *out,
+                                       struct api_error *error)
 {
     static const char *const fields[][2] = {
         {"max_tokens", "max_tokens"}, {"model", "model"},       {"stop_sequences", "stop"},
         {"stream", "stream"},         {"top_k", "top_k"},       {"temperature", "temperature"},
         {"top_p", "top_p"},           {"metadata", "metadata"},
     };
-    (void)state; /* nothing is repeated */
     if (!dialect_given(body, "max_tokens")) {
         return api_error_set(error, ERR_ARGUMENT, "max_tokens", "max_tokens is required");
     }

@@ -3,7 +3,6 @@
  * doorbell, else on a condition. */
 #include "frontend/engine.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -250,6 +249,10 @@ static struct mail *take_mail(struct engine *engine)
     if (engine->is_leaving) {
         sched_set_leaving(engine->sched);
     }
+    if (engine->resets_asked > engine->resets_taken) {
+        engine->resets_taken = engine->resets_asked;
+        link_stats_reset_cache(engine->worker_stats, engine->resets_taken);
+    }
     (void)pthread_mutex_unlock(&engine->mutex);
     return mail;
 }
@@ -362,17 +365,6 @@ static bool is_stopping(struct engine *engine)
     return stops;
 }
 
-static void take_resets(struct engine *engine)
-{
-    (void)pthread_mutex_lock(&engine->mutex);
-    bool is_new = engine->resets_asked > engine->resets_taken;
-    engine->resets_taken = engine->resets_asked;
-    (void)pthread_mutex_unlock(&engine->mutex);
-    if (is_new) {
-        link_stats_reset_cache(engine->worker_stats, engine->resets_taken);
-    }
-}
-
 static void *run(void *argument)
 {
     struct engine *engine = argument;
@@ -383,7 +375,6 @@ static void *run(void *argument)
         uint64_t now_ns = clock_now_ns();
         sched_tick(engine->sched, now_ns);
         uint64_t deadline_ns = check_silence(engine, now_ns);
-        take_resets(engine);
         link_stats_poll(engine->worker_stats, engine->is_draining, now_ns);
         publish(engine);
         uint64_t stats_ns = link_stats_wake_ns(engine->worker_stats, engine->is_draining);

@@ -2,7 +2,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include <h2o.h>
@@ -14,6 +13,8 @@
 #include "frontend/engine.h"
 #include "frontend/http_auth.h"
 #include "frontend/http_generate_internal.h"
+
+#define CHAT_ID "chatcmpl-"
 
 enum {
     COPY_SLICE_BYTES = 256 << 10, /* some 50 us of the loop thread */
@@ -56,7 +57,6 @@ void http_call_release(struct http_call *call)
     mem_free(call->choices);
     buf_fini(&call->body);
     buf_fini(&call->text);
-    dialect_state_fini(&call->dialect_state);
     sse_fini(&call->sse);
     mem_free(call);
 }
@@ -147,7 +147,7 @@ static void fail_stream(struct http_call *call, const struct api_error *error)
     struct buf body;
     buf_init(&body);
     if (call->dialect) {
-        call->dialect->error_event(&call->dialect_state, error, &call->sse.pending);
+        call->dialect->error_event(error, &call->sse.pending);
     } else {
         api_error_body(error, &body);
         sse_put(&call->sse, &body);
@@ -263,7 +263,7 @@ static void copy_body(struct loop_task *task)
 }
 
 static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req_t *request,
-                                     enum api_route route)
+                                     enum api_route route, const char *id_prefix)
 {
     struct app *app = calls->app;
     struct http_call *call = mem_zalloc(1, sizeof(*call));
@@ -287,12 +287,10 @@ static struct http_call *create_call(struct http_calls *calls, struct st_h2o_req
     call->head.route = route;
     call->head.model = app->model.name;
     call->head.created_s = (uint64_t)time(NULL);
-    (void)snprintf(call->head.id, sizeof(call->head.id), "%s-%016" PRIx64 "%08" PRIx32, /* fits */
-                   route == API_ROUTE_CHAT ? "chatcmpl" : "cmpl", app_random(app),
-                   (uint32_t)app_random(app));
+    (void)snprintf(call->head.id, sizeof(call->head.id), "%s%016" PRIx64 "%08" PRIx32, /* fits */
+                   id_prefix, app_random(app), (uint32_t)app_random(app));
     buf_init(&call->body);
     buf_init(&call->text);
-    dialect_state_init(&call->dialect_state);
     sse_init(&call->sse, http_call_on_writable, call);
     http_reply_request_id(app, request, call->request_id_text);
     return call;
@@ -330,17 +328,13 @@ static void start(struct http_call *call)
 void http_generate_start(struct http_calls *calls, struct st_h2o_req_t *request,
                          enum api_route route)
 {
-    start(create_call(calls, request, route));
+    start(create_call(calls, request, route, route == API_ROUTE_CHAT ? CHAT_ID : "cmpl-"));
 }
 
 void http_generate_start_dialect(struct http_calls *calls, struct st_h2o_req_t *request,
                                  const struct dialect *dialect)
 {
-    struct http_call *call = create_call(calls, request, API_ROUTE_CHAT);
-    const char *unique = strchr(call->head.id, '-') + 1;
-    char id[sizeof(call->head.id)];
-    (void)snprintf(id, sizeof(id), "%s%s", dialect->id_prefix, unique); /* fits */
-    memcpy(call->head.id, id, sizeof(id));
+    struct http_call *call = create_call(calls, request, API_ROUTE_CHAT, dialect->id_prefix);
     call->dialect = dialect;
     start(call);
 }
@@ -348,7 +342,7 @@ void http_generate_start_dialect(struct http_calls *calls, struct st_h2o_req_t *
 void http_generate_start_text(struct http_calls *calls, struct st_h2o_req_t *request,
                               http_text_fn answer)
 {
-    struct http_call *call = create_call(calls, request, API_ROUTE_CHAT);
+    struct http_call *call = create_call(calls, request, API_ROUTE_CHAT, CHAT_ID);
     call->text_answer = answer;
     start(call);
 }

@@ -4,8 +4,6 @@
 #include <h2o.h>
 
 #include "common/json.h"
-#include "frontend/app.h"
-#include "frontend/engine.h"
 
 enum err_code http_dialect_translate(struct http_call *call)
 {
@@ -14,13 +12,8 @@ enum err_code http_dialect_translate(struct http_call *call)
     buf_init(&chat);
     enum err_code code =
         api_request_parse_body(call->body.at, call->body.used_bytes, &body, &call->error);
-    if (!code && json_kind(body) != JSON_KIND_OBJECT) {
-        code = api_error_set(&call->error, ERR_ARGUMENT, NULL,
-                             "the body must be a JSON object, not %s",
-                             json_kind_text(json_kind(body)));
-    }
     if (!code) {
-        code = call->dialect->to_chat(body, &call->dialect_state, &chat, &call->error);
+        code = call->dialect->to_chat(body, &chat, &call->error);
     }
     json_release(body);
     if (code) {
@@ -67,5 +60,5 @@ void http_dialect_put_whole(struct http_choice *choice, struct buf *out)
     struct api_usage usage = http_call_usage(call);
     struct dialect_end end = end_of(choice, &usage);
     struct api_piece piece = output_piece(&choice->output);
-    call->dialect->whole(&call->dialect_state, &call->head, &piece, &end, out);
+    call->dialect->whole(&call->head, &piece, &end, out);
 }

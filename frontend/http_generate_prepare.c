@@ -124,7 +124,6 @@ static enum err_code fill_answer(struct http_call *call, const struct prepared *
     call->head.is_stream = request->stream;
     call->head.wants_usage = request->include_usage;
     call->head.wants_live_usage = request->include_live_usage;
-    call->head.wants_logprobs = request->wants_logprobs;
     call->choice_count = prepared->prompt_count * request->n;
     call->choices = mem_zalloc(call->choice_count, sizeof(*call->choices));
     enum err_code code = ERR_OK;

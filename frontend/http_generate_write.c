@@ -32,7 +32,6 @@ static void begin_choice(struct http_choice *choice)
         return;
     }
     choice->has_begun = true;
-    note_usage(call);
     if (call->head.route == API_ROUTE_CHAT) {
         struct buf json;
         buf_init(&json);
@@ -44,7 +43,7 @@ static void begin_choice(struct http_choice *choice)
     }
 }
 
-/* What has gathered since the choice's last chunk becomes one. */
+/* What has gathered since the choice's last chunk becomes one; the usage is noted before. */
 static void put_piece(struct http_choice *choice)
 {
     struct http_call *call = choice->call;
@@ -56,7 +55,6 @@ static void put_piece(struct http_choice *choice)
         return;
     }
     begin_choice(choice);
-    note_usage(call);
     struct buf json;
     buf_init(&json);
     struct api_piece piece = output_piece(&choice->output);
@@ -68,6 +66,7 @@ static void put_piece(struct http_choice *choice)
 
 static void put_pieces(struct http_call *call)
 {
+    note_usage(call);
     for (uint32_t i = 0; i < call->choice_count; i++) {
         put_piece(&call->choices[i]);
     }
@@ -153,12 +152,12 @@ static void put_end(struct http_choice *choice)
         http_dialect_put_end(choice);
         return;
     }
+    note_usage(call);
     put_piece(choice);
     begin_choice(choice);
     buf_init(&json);
     struct api_piece piece = output_piece(&choice->output); /* empty by now */
     piece.stop_reason = &choice->output.stop_reason;
-    note_usage(call);
     api_response_delta(&call->head, &piece, choice->finish, &json);
     sse_put(&call->sse, &json);
     buf_fini(&json);
@@ -182,11 +181,11 @@ static void end_stream(struct http_call *call)
 
 static void put_whole(struct http_call *call, struct buf *out)
 {
-    struct api_usage usage = http_call_usage(call);
     if (call->dialect) {
         http_dialect_put_whole(&call->choices[0], out);
         return;
     }
+    struct api_usage usage = http_call_usage(call);
     api_response_begin(&call->head, out);
     for (uint32_t i = 0; i < call->choice_count; i++) {
         struct api_piece piece = output_piece(&call->choices[i].output);

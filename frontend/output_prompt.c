@@ -1,8 +1,6 @@
 /* What an answer shows of its prompt. */
 #include "frontend/output.h"
 
-#include <string.h>
-
 static void put_ids(struct buf *out, const struct tok_ids *ids)
 {
     for (size_t i = 0; i < ids->count; i++) {

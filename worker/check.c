@@ -209,9 +209,8 @@ static enum err_code parse(struct check_options *options, struct opt_store *stor
     if (code == ERR_OK && !*out_help && positional_count == 0) {
         code = err_set(err, ERR_ARGUMENT, "check needs a model directory, see bezel check --help");
     }
-    if (code == ERR_OK && (options->page_tokens & (options->page_tokens - 1)) != 0) {
-        code = err_set(err, ERR_ARGUMENT, "--page-tokens %u: want a power of two",
-                       options->page_tokens);
+    if (code == ERR_OK) {
+        code = options_check_power_of_two("page-tokens", options->page_tokens, err);
     }
     return code;
 }

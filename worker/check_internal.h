@@ -1,4 +1,4 @@
-/* Shared by check.c and check_memory.c only. */
+/* Shared by check.c, check_memory.c and check_text.c only. */
 #ifndef WORKER_CHECK_INTERNAL_H
 #define WORKER_CHECK_INTERNAL_H
 

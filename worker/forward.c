@@ -5,8 +5,8 @@
  *   x += what per-layer embeddings give, in models that have them: forward_ple.c
  *   x *= layer_scalar
  *
- * and with experts beside the Mlp, forward_moe.c.  Each norm is the tail of the operator before it, so the loop over the layers reads: products,
- * attention, products, and a fused residual between them. */
+ * and with experts beside the Mlp, forward_moe.c.  Each norm is the tail of the operator before it, so
+ * the loop over the layers reads: products, attention, products, and a fused residual between them. */
 #include "worker/forward_internal.h"
 
 #include <math.h>

@@ -12,14 +12,15 @@
 #define ARRAY_SLACK_BYTES 256
 #define ARRAY_COUNT       7
 
-struct sizes {
+struct moe_sizes {
     uint64_t tokens;
     uint64_t pairs;
 };
 
-static struct sizes sizes_of(const struct model_config *config, const struct runner_limits *limits)
+static struct moe_sizes sizes_of(const struct model_config *config,
+                                 const struct runner_limits *limits)
 {
-    return (struct sizes){
+    return (struct moe_sizes){
         .tokens = limits->max_step_tokens,
         .pairs = (uint64_t)limits->max_step_tokens * config->top_experts,
     };
@@ -31,7 +32,7 @@ uint64_t forward_moe_workspace_bytes(const struct model_config *config,
     if (config->experts == 0) {
         return 0;
     }
-    struct sizes sizes = sizes_of(config, limits);
+    struct moe_sizes sizes = sizes_of(config, limits);
     uint64_t pair_bytes =
         (config->expert_intermediate_elems + (uint64_t)config->hidden_elems) * sizeof(uint16_t) +
         2 * sizeof(uint32_t) + sizeof(float);
@@ -46,7 +47,7 @@ enum err_code forward_moe_create(const struct forward_options *options, struct f
     if (config->experts == 0) {
         return ERR_OK;
     }
-    struct sizes sizes = sizes_of(config, &options->limits);
+    struct moe_sizes sizes = sizes_of(config, &options->limits);
     struct forward_moe moe = {
         .normed = forward_carve(options, sizes.tokens * config->hidden_elems, sizeof(uint16_t)),
         .gated = forward_carve(options, sizes.pairs * config->expert_intermediate_elems,

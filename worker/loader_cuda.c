@@ -181,10 +181,7 @@ static enum err_code make_weights(const struct options *options, struct device_c
                                   struct err *err)
 {
     struct dummy dummy = {.place = {.device = device}};
-    struct weights measured;
-    weights_lay_out(&loaded->config, NULL, NULL, NULL, &measured);
-    uint64_t block_bytes = measured.block_bytes;
-    weights_fini(&measured);
+    uint64_t block_bytes = weights_block_bytes(&loaded->config);
     enum err_code code = take_place(options, &loaded->config, block_bytes, &dummy.place, err);
     if (code != ERR_OK) {
         return code;

@@ -40,7 +40,7 @@ static enum err_code parse_device(struct options *options, struct err *err)
     return err_set(err, ERR_ARGUMENT, "--device '%s': want auto, cpu or cuda:N", text);
 }
 
-static enum err_code check_power_of_two(const char *name, uint32_t value, struct err *err)
+enum err_code options_check_power_of_two(const char *name, uint32_t value, struct err *err)
 {
     if ((value & (value - 1)) != 0) {
         return err_set(err, ERR_ARGUMENT, "--%s %u: want a power of two", name, value);
@@ -50,8 +50,9 @@ static enum err_code check_power_of_two(const char *name, uint32_t value, struct
 
 static enum err_code check_together(struct options *options, struct err *err)
 {
-    enum err_code code = check_power_of_two("page-tokens", options->page_tokens, err);
-    code = code == ERR_OK ? check_power_of_two("ring-records", options->ring_records, err) : code;
+    enum err_code code = options_check_power_of_two("page-tokens", options->page_tokens, err);
+    code = code == ERR_OK ? options_check_power_of_two("ring-records", options->ring_records, err)
+                          : code;
     code = code == ERR_OK ? parse_device(options, err) : code;
     if (code != ERR_OK) {
         return code;

@@ -40,4 +40,8 @@ void options_init(struct options *options);
 
 void options_help(struct buf *out);
 
+/* ERR_ARGUMENT names the option and the value. */
+ERR_NODISCARD enum err_code options_check_power_of_two(const char *name, uint32_t value,
+                                                       struct err *err);
+
 #endif

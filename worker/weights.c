@@ -599,6 +599,15 @@ void weights_lay_out(const struct model_config *config, const unsigned char *bas
     out_weights->block_bytes = layout.block_bytes;
 }
 
+uint64_t weights_block_bytes(const struct model_config *config)
+{
+    struct weights weights;
+    weights_lay_out(config, NULL, NULL, NULL, &weights);
+    uint64_t block_bytes = weights.block_bytes;
+    weights_fini(&weights);
+    return block_bytes;
+}
+
 void weights_fini(struct weights *weights)
 {
     if (weights->host_block != NULL) {

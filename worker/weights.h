@@ -111,6 +111,9 @@ void weights_lay_out(const struct model_config *config, const unsigned char *bas
 ERR_NODISCARD enum err_code weights_make_host(const struct model_config *config,
                                               struct weights *out_weights, struct err *err);
 
+/* Of the block that holds every tensor that config needs. */
+uint64_t weights_block_bytes(const struct model_config *config);
+
 void weights_fini(struct weights *weights);
 
 #endif

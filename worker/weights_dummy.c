@@ -145,9 +145,7 @@ enum err_code weights_make_host(const struct model_config *config, struct weight
                                 struct err *err)
 {
     struct weights weights;
-    weights_lay_out(config, NULL, NULL, NULL, &weights);
-    uint64_t block_bytes = weights.block_bytes;
-    weights_fini(&weights);
+    uint64_t block_bytes = weights_block_bytes(config);
     void *block = mmap(NULL, block_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (block == MAP_FAILED) {

@@ -100,9 +100,9 @@ static void expert_item(void *context, uint32_t item, uint32_t thread)
 static enum err_code multiply(struct k_stream *stream, const struct k_expert_args *args,
                               bool is_gate_up, struct err *err)
 {
-    if (args->in_elems == 0 || args->in_elems > stream->options.shape.max_in_elems) {
-        return err_set(err, ERR_SHAPE, "experts: %u inputs, the stream was made for 1 to %u",
-                       args->in_elems, stream->options.shape.max_in_elems);
+    enum err_code code = check_in(stream, "experts", args->in_elems, err);
+    if (code != ERR_OK) {
+        return code;
     }
     struct expert_job job = {.stream = stream, .args = args, .is_gate_up = is_gate_up};
     job.block_rows = args->block_rows == 0 ? K_ROW_BLOCK : num_min(args->block_rows, K_ROW_BLOCK);
@@ -159,20 +159,24 @@ static void join_rows(void *context, uint32_t item, uint32_t thread)
     uint16_t *experts = h + elems;                       /* [hidden] */
     uint32_t end = num_min((item + 1) * ROWS_PER_ITEM, args->rows);
     for (uint32_t r = item * ROWS_PER_ITEM; r < end; r++) {
-        uint16_t *x = args->x + (uint64_t)r * elems;
-        k_rmsnorm_row(args->dense + (uint64_t)r * elems, args->dense_weight, elems, args->eps, h);
+        uint64_t at = (uint64_t)r * elems;
+        k_rmsnorm_row(args->dense + at, args->dense_weight, elems, args->eps, h);
         combine_row(args, r, experts);
         k_rmsnorm_row(experts, args->expert_weight, elems, args->eps, experts);
         for (uint32_t i = 0; i < elems; i++) {
             h[i] = k_bf16_from_f32(k_f32_from_bf16(h[i]) + k_f32_from_bf16(experts[i]));
         }
-        k_rmsnorm_row(h, args->post_weight, elems, args->eps, h);
-        for (uint32_t i = 0; i < elems; i++) {
-            float sum = k_round_bf16(k_f32_from_bf16(x[i]) + k_f32_from_bf16(h[i]));
-            sum = args->layer_scalar == NULL ? sum : sum * k_f32_from_bf16(*args->layer_scalar);
-            x[i] = k_bf16_from_f32(sum);
-        }
-        k_rmsnorm_row(x, args->next_weight, elems, args->eps, args->normed + (uint64_t)r * elems);
+        const struct k_residual_row row = {
+            .h = h,
+            .post_weight = args->post_weight,
+            .layer_scalar = args->layer_scalar,
+            .next_weight = args->next_weight,
+            .elems = elems,
+            .eps = args->eps,
+            .x = args->x + at,
+            .normed = args->normed + at,
+        };
+        k_residual_row(&row);
     }
 }
 

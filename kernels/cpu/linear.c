@@ -58,16 +58,6 @@ static void linear_item(void *context, uint32_t item, uint32_t thread)
     }
 }
 
-static enum err_code check_in(const struct k_stream *stream, const char *what, uint32_t in_elems,
-                              struct err *err)
-{
-    if (in_elems == 0 || in_elems > stream->options.shape.max_in_elems) {
-        return err_set(err, ERR_SHAPE, "%s: %u inputs, the stream was made for 1 to %u", what,
-                       in_elems, stream->options.shape.max_in_elems);
-    }
-    return ERR_OK;
-}
-
 enum err_code k_cpu_linear(struct k_stream *stream, const struct k_linear_args *args,
                            struct err *err)
 {

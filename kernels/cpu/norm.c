@@ -77,26 +77,38 @@ enum err_code k_cpu_embed_norm(struct k_stream *stream, const struct k_embed_nor
     return ERR_OK;
 }
 
+void k_residual_row(const struct k_residual_row *row)
+{
+    float factor = k_rms_factor(row->h, row->elems, row->eps);
+    for (uint32_t i = 0; i < row->elems; i++) {
+        float y = k_f32_from_bf16(row->h[i]) * factor * k_f32_from_bf16(row->post_weight[i]);
+        float sum = k_round_bf16(k_f32_from_bf16(row->x[i]) + k_round_bf16(y));
+        sum = row->layer_scalar == NULL ? sum : sum * k_f32_from_bf16(*row->layer_scalar);
+        row->x[i] = k_bf16_from_f32(sum);
+    }
+    if (row->next_weight != NULL) {
+        k_rmsnorm_row(row->x, row->next_weight, row->elems, row->eps, row->normed);
+    }
+}
+
 static void residual_rows(void *context, uint32_t item, uint32_t thread)
 {
     (void)thread; /* no scratch */
     const struct k_residual_norm_args *args = context;
-    uint32_t elems = args->hidden_elems;
     uint32_t end = num_min((item + 1) * ROWS_PER_ITEM, args->rows);
     for (uint32_t r = item * ROWS_PER_ITEM; r < end; r++) {
-        const uint16_t *h = args->h + (uint64_t)r * elems;
-        uint16_t *x = args->x + (uint64_t)r * elems;
-        float factor = k_rms_factor(h, elems, args->eps);
-        for (uint32_t i = 0; i < elems; i++) {
-            float y = k_f32_from_bf16(h[i]) * factor * k_f32_from_bf16(args->post_weight[i]);
-            float sum = k_round_bf16(k_f32_from_bf16(x[i]) + k_round_bf16(y));
-            sum = args->layer_scalar == NULL ? sum : sum * k_f32_from_bf16(*args->layer_scalar);
-            x[i] = k_bf16_from_f32(sum);
-        }
-        if (args->next_weight != NULL) {
-            k_rmsnorm_row(x, args->next_weight, elems, args->eps,
-                          args->normed + (uint64_t)r * elems);
-        }
+        uint64_t at = (uint64_t)r * args->hidden_elems;
+        const struct k_residual_row row = {
+            .h = args->h + at,
+            .post_weight = args->post_weight,
+            .layer_scalar = args->layer_scalar,
+            .next_weight = args->next_weight,
+            .elems = args->hidden_elems,
+            .eps = args->eps,
+            .x = args->x + at,
+            .normed = args->next_weight == NULL ? NULL : args->normed + at,
+        };
+        k_residual_row(&row);
     }
 }
 

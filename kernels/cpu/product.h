@@ -30,6 +30,17 @@ static inline struct scratch scratch_of(const struct k_stream *stream, uint32_t 
     };
 }
 
+/* Does a thread's scratch hold the widened rows? */
+static inline enum err_code check_in(const struct k_stream *stream, const char *what,
+                                     uint32_t in_elems, struct err *err)
+{
+    if (in_elems == 0 || in_elems > stream->options.shape.max_in_elems) {
+        return err_set(err, ERR_SHAPE, "%s: %u inputs, the stream was made for 1 to %u", what,
+                       in_elems, stream->options.shape.max_in_elems);
+    }
+    return ERR_OK;
+}
+
 /* How a product is cut into items. */
 struct cut {
     uint32_t row_blocks;

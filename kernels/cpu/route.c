@@ -179,9 +179,9 @@ enum err_code k_cpu_route(struct k_stream *stream, const struct k_route_args *ar
         return err_set(err, ERR_SHAPE, "route: %u experts of a token, there are %u",
                        args->top_experts, args->experts);
     }
-    if (args->hidden_elems == 0 || args->hidden_elems > shape->max_in_elems) {
-        return err_set(err, ERR_SHAPE, "route: %u inputs, the stream was made for 1 to %u",
-                       args->hidden_elems, shape->max_in_elems);
+    enum err_code code = check_in(stream, "route", args->hidden_elems, err);
+    if (code != ERR_OK) {
+        return code;
     }
     struct route_job job = {.stream = stream, .args = args};
     k_threads_run(stream->threads, num_ceil_div(args->rows, K_ROW_BLOCK), route_item, &job);

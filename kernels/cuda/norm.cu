@@ -104,7 +104,7 @@ static __global__ void __launch_bounds__(THREADS) embed_norm_kernel(k_embed_norm
              reinterpret_cast<uint4 *>(args.normed) + token * pieces);
 }
 
-/* Eight elements of h: as stored, or the slices of a product added in order and rounded. */
+/* h of a residual, which may lie in slices still. */
 struct finished_product {
     const uint16_t *h; /* [rows, hidden] */
     k_partial partial; /* out null: h is as stored */
@@ -112,6 +112,7 @@ struct finished_product {
     uint32_t hidden_elems;
 };
 
+/* Eight elements of h: as stored, or the slices of a product added in order and rounded. */
 static __device__ __forceinline__ k_f32x8 load_h(const finished_product &product, uint64_t row,
                                                  uint32_t piece)
 {
