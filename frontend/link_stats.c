@@ -63,6 +63,12 @@ static void ask(struct link_stats *stats, uint64_t now_ns)
                        link_ask_send(stats->ask, &stats->bytes);
 }
 
+/* It could not be done: whoever wanted it hears nothing, and may ask again. */
+static void give_up_resets(struct link_stats *stats)
+{
+    stats->reset_wanted = stats->reset_done;
+}
+
 static void take_answer(struct link_stats *stats, const void *bytes, size_t byte_count,
                         uint64_t now_ns)
 {
@@ -74,13 +80,9 @@ static void take_answer(struct link_stats *stats, const void *bytes, size_t byte
         stats->answer = message.as.stats_answer;
         stats->heard_ns = now_ns;
         stats->reset_done = stats->reset_asked > 0 ? stats->reset_asked : stats->reset_done;
+    } else if (stats->reset_asked > 0) {
+        give_up_resets(stats);
     }
-}
-
-/* It could not be done: whoever wanted it hears nothing, and may ask again. */
-static void give_up_resets(struct link_stats *stats)
-{
-    stats->reset_wanted = stats->reset_done;
 }
 
 void link_stats_poll(struct link_stats *stats, bool is_attached, uint64_t now_ns)

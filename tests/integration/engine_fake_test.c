@@ -413,6 +413,26 @@ static void test_an_idle_engine_uses_no_cpu(void)
 }
 
 /* Pages for two of six; the tokens of each are right, one has a deadline. */
+/* A worker that cannot do it is asked once, not again and again. */
+static void test_a_refused_cache_reset_is_forgotten(void)
+{
+    struct bench bench;
+    struct client *client = client_create();
+    struct engine_status status;
+    struct fake_stats stats;
+    prepare(&bench);
+    start(&bench);
+    (void)engine_reset_cache(bench.engine);
+    submit(&bench, client, 10, 200, 1);
+    check_length(&bench, client, 10, 200, 1); /* meanwhile the engine has turned many times */
+    fake_get_stats(bench.fake, &stats);
+    engine_get_status(bench.engine, &status);
+    test_eq_u64(stats.resets, 1);
+    test_eq_u64(status.cache_resets_done, 0);
+    finish(&bench);
+    client_destroy(client);
+}
+
 static void test_preemption_and_deadlines(void)
 {
     struct bench bench;
@@ -450,6 +470,7 @@ static void test_preemption_and_deadlines(void)
 }
 
 static const struct test_case cases[] = {
+    TEST(test_a_refused_cache_reset_is_forgotten),
     TEST(test_preemption_and_deadlines),
     TEST(test_many_requests_at_once),
     TEST(test_run_ahead_hides_the_way_to_the_worker),

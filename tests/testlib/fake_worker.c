@@ -292,12 +292,15 @@ static void answer_request(struct fake_worker *worker, const struct hello_messag
         }
         break;
     case HELLO_ATTACH: answer_attach(worker, &request->as.attach, answer, err); break;
+    case HELLO_CACHE_RESET:
+        worker->stats.resets++;
+        make_fault(answer, ERR_UNSUPPORTED, "not done by the fake worker");
+        break;
     case HELLO_WELCOME:
     case HELLO_ATTACHED:
     case HELLO_STATS:
     case HELLO_STATS_ANSWER:
     case HELLO_PROFILE:
-    case HELLO_CACHE_RESET:
     case HELLO_PROFILE_ANSWER:
     case HELLO_FAULT: make_fault(answer, ERR_UNSUPPORTED, "not answered by the fake worker");
     }

@@ -31,6 +31,7 @@ struct fake_stats {
     uint64_t hellos;
     uint64_t attaches; /* sessions begun */
     uint64_t pings;
+    uint64_t resets; /* of the prefix cache, asked for and refused */
     bool is_dead;
     bool has_session;
     struct model_stats model; /* of the present session, or the last */
