@@ -260,18 +260,19 @@ static enum err_code parse_repeat(struct regex *regex, struct part *out_part)
     uint32_t min = 1;
     uint32_t max = 1;
     enum err_code code = parse_atom(regex, out_part);
-    while (!code && take_quantifier(regex, &min, &max)) {
-        if (max < min) {
-            return regex_fail(regex, ERR_ARGUMENT, "a count ends before it begins");
-        }
-        if (has_next(regex, "+")) {
-            return regex_fail(regex, ERR_UNSUPPORTED, "possessive counts are not served");
-        }
-        regex->used_bytes += has_next(regex, "?");
-        code = repeat(regex, start, min, max, out_part);
-        if (!code && (has_next(regex, "*") || has_next(regex, "+") || has_next(regex, "?"))) {
-            return regex_fail(regex, ERR_ARGUMENT, "a count of a count");
-        }
+    if (code || !take_quantifier(regex, &min, &max)) {
+        return code;
+    }
+    if (max < min) {
+        return regex_fail(regex, ERR_ARGUMENT, "a count ends before it begins");
+    }
+    if (has_next(regex, "+")) {
+        return regex_fail(regex, ERR_UNSUPPORTED, "possessive counts are not served");
+    }
+    regex->used_bytes += has_next(regex, "?");
+    code = repeat(regex, start, min, max, out_part);
+    if (!code && take_quantifier(regex, &min, &max)) {
+        code = regex_fail(regex, ERR_ARGUMENT, "a count of a count");
     }
     return code;
 }

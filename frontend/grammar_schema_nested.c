@@ -6,7 +6,8 @@
 
 enum {
     MAX_INDENT = 24,
-    MAX_NAME_CHARS = 64 /* of names that a tool call makes up */
+    MAX_NAME_CHARS = 64,             /* of names that a tool call makes up */
+    MAX_REQUIRED = NET_MAX_NODES / 8 /* so many distinct names fill a network */
 };
 
 /* Nothing, a space, or a new line with its indentation. */
@@ -96,6 +97,10 @@ static enum err_code read_members(struct schema *schema, const struct schema_at 
     }
     if (out->required != NULL && json_kind(out->required) != JSON_KIND_ARRAY) {
         return schema_fail(schema, at->path, ERR_ARGUMENT, "required must be a list of strings");
+    }
+    if (out->required != NULL && json_count(out->required) > MAX_REQUIRED) {
+        return schema_fail(schema, at->path, ERR_LIMIT, "%zu names are required, at most %u may be",
+                           json_count(out->required), MAX_REQUIRED);
     }
     for (size_t i = 0; out->required != NULL && i < json_count(out->required); i++) {
         if (json_kind(json_element(out->required, i)) != JSON_KIND_TEXT) {
@@ -202,7 +207,7 @@ static enum err_code put_named(struct schema *schema, const struct schema_at *at
     }
     struct schema_path up = {at->path, "properties"};
     json_iter_start(&iter, members->properties);
-    while (json_iter_next(&iter)) {
+    while (!schema->net->is_full && json_iter_next(&iter)) { /* net_seal tells when it is */
         struct schema_path path = {&up, iter.key};
         struct schema_at value = {.value = iter.value, .path = &path, .types = SCHEMA_ANY};
         enum err_code code =

@@ -202,10 +202,37 @@ static const struct {
     {GRAMMAR_REGEX, ERR_UNSUPPORTED, "(a)\\1", "back references"},
     {GRAMMAR_REGEX, ERR_UNSUPPORTED, "\\bx", "\\b is not served"},
     {GRAMMAR_REGEX, ERR_LIMIT, "((a{1000}){1000}){1000}", "use smaller counts"},
+    {GRAMMAR_REGEX, ERR_ARGUMENT, "a**", "a count of a count"},
+    {GRAMMAR_REGEX, ERR_ARGUMENT, "a{2}?{3}", "a count of a count"},
+    {GRAMMAR_REGEX, ERR_ARGUMENT, "(ab){2}{3}", "a count of a count"},
     {GRAMMAR_CHOICE, ERR_ARGUMENT, "[]", "1 to 10000 strings"},
     {GRAMMAR_CHOICE, ERR_ARGUMENT, "[\"a\",1]", "not an integer"},
     {GRAMMAR_CHOICE, ERR_ARGUMENT, "[\"\"]", "must not be empty"},
 };
+
+/* Each name is looked for among all that are required. */
+static void test_required_names_are_bounded(void)
+{
+    struct rig *rig = mem_zalloc(1, sizeof(*rig));
+    struct grammar *grammar = NULL;
+    struct grammar_source source;
+    struct buf text;
+    struct err err;
+    rig_init(rig);
+    buf_init(&text);
+    buf_append_text(&text, "{\"required\":[");
+    for (uint32_t i = 0; i < 15001; i++) {
+        buf_append_text(&text, i == 0 ? "\"a\"" : ",\"a\"");
+    }
+    buf_append_text(&text, "]}");
+    struct json_t *value = read_source(GRAMMAR_SCHEMA, buf_text(&text), &source);
+    test_eq_u64(grammar_cache_get(rig->cache, &source, &grammar, &err), ERR_LIMIT);
+    test_eq_str(err.message, "schema: 15001 names are required, at most 15000 may be");
+    json_release(value);
+    buf_fini(&text);
+    rig_fini(rig);
+    mem_free(rig);
+}
 
 static void test_refusals_say_what_and_where(void)
 {
@@ -334,6 +361,7 @@ static void test_a_cache_compiles_once_and_stays_bounded(void)
 static const struct test_case cases[] = {
     TEST(test_texts),
     TEST(test_refusals_say_what_and_where),
+    TEST(test_required_names_are_bounded),
     TEST(test_calls_in_their_own_syntax),
     TEST(test_thoughts_come_first),
     TEST(test_a_cache_compiles_once_and_stays_bounded),
