@@ -122,9 +122,9 @@ static void fill(struct constraint *constraint, const uint32_t *output, uint32_t
 {
     struct place *place = (struct place *)constraint;
     uint32_t own_count = grammar_vocab(place->grammar)->words;
-    memset(words, 0, word_count * sizeof(*words));
     enum grammar_answer last = GRAMMAR_DEAD;
     if (own_count <= word_count) {
+        memset(words + own_count, 0, (word_count - own_count) * sizeof(*words));
         last = answer(place, output, count, words, word_count);
     }
     if (last != GRAMMAR_FINE) {

@@ -40,8 +40,8 @@ static void fill(struct constraint *constraint, const uint32_t *output, uint32_t
 {
     const struct token_rules *rules = (const struct token_rules *)constraint;
     uint32_t own_count = num_min(word_count, rules->word_count);
-    memset(words, 0, word_count * sizeof(*words));
     memcpy(words, rules->allowed, own_count * sizeof(*words));
+    memset(words + own_count, 0, (word_count - own_count) * sizeof(*words));
     bool is_changed = false;
     for (uint32_t i = 0; i < rules->row_count; i++) {
         const struct tok_ids *row = &rules->rows[i];

@@ -79,17 +79,6 @@ static enum err_code put_json_value(struct net *net, const struct grammar_source
     return code;
 }
 
-/* Behind symbol, on the path that choices written before share. */
-static uint32_t share(struct net *net, uint32_t from, uint32_t symbol)
-{
-    for (uint32_t e = net->nodes[from].first_edge; e != UINT32_MAX; e = net->edges[e].next) {
-        if (net->edges[e].kind == NET_EDGE_SYMBOLS && net->edges[e].lo == symbol) {
-            return net->edges[e].to;
-        }
-    }
-    return net_symbol(net, from, symbol);
-}
-
 static enum err_code put_choices(struct net *net, const struct json_t *choices, uint32_t from,
                                  uint32_t *out_to, struct err *err)
 {
@@ -113,7 +102,7 @@ static enum err_code put_choices(struct net *net, const struct json_t *choices, 
         }
         uint32_t at = begin;
         for (size_t b = 0; b < byte_count && !net->is_full; b++) {
-            at = share(net, at, (unsigned char)text[b]);
+            at = net_share(net, at, (unsigned char)text[b]);
         }
         net_nothing(net, at, *out_to);
     }
@@ -233,7 +222,8 @@ size_t grammar_bytes(struct grammar *grammar)
 {
     (void)pthread_mutex_lock(&grammar->mutex);
     size_t bytes = sizeof(*grammar) + net_bytes(&grammar->net) + auto_bytes(&grammar->automaton) +
-                   grammar->mask_of_cap * sizeof(uint32_t);
+                   grammar->mask_of_cap * sizeof(uint32_t) +
+                   grammar->vocab->words * sizeof(uint32_t); /* scratch */
     for (uint32_t i = 0; i < KEPT_MASKS; i++) {
         bytes += grammar->kept[i].is_used ? grammar->vocab->words * sizeof(uint32_t) : 0;
     }

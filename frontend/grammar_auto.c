@@ -89,7 +89,6 @@ static uint32_t add_frame(struct automaton *automaton, uint32_t node, uint32_t p
         .node = node,
         .parent = parent,
         .depth = up->depth + 1,
-        .distance_syms = up->distance_syms + automaton->net->nodes[node].distance_syms,
     };
     return automaton->frame_count++;
 }
@@ -249,18 +248,6 @@ static void close_set(struct automaton *automaton)
 
 /* ---- states ---- */
 
-static uint32_t place_distance(const struct automaton *automaton, const struct auto_place *place)
-{
-    uint32_t distance = automaton->net->nodes[place->node].distance_syms;
-    const struct body *body = auto_body(automaton, place);
-    if (body != NULL) {
-        uint32_t chars = body_chars(place->body);
-        distance -= chars < body->min_chars ? chars : body->min_chars;
-        distance += body_is_at_char(place->body) ? 0 : 6; /* at most what a character lacks */
-    }
-    return distance + automaton->frames[place->frame].distance_syms;
-}
-
 static uint64_t hash_set(const struct auto_place *places, uint32_t count, bool accepts)
 {
     uint64_t hash = accepts ? 7 : 3;
@@ -315,14 +302,10 @@ static uint32_t add_state(struct automaton *automaton)
     }
     reserve_state(automaton, set->count);
     struct auto_state *state = &automaton->states[automaton->state_count];
-    *state = (struct auto_state){.first_place = automaton->place_count,
-                                 .place_count = set->count,
-                                 .distance_syms = set->accepts ? 0 : UINT32_MAX,
-                                 .accepts = set->accepts};
+    *state = (struct auto_state){
+        .first_place = automaton->place_count, .place_count = set->count, .accepts = set->accepts};
     for (uint32_t i = 0; i < set->count; i++) {
         automaton->places[automaton->place_count++] = set->at[i];
-        uint32_t distance = place_distance(automaton, &set->at[i]);
-        state->distance_syms = distance < state->distance_syms ? distance : state->distance_syms;
     }
     for (uint32_t i = 0; i < classes; i++) {
         automaton->next[(size_t)automaton->state_count * classes + i] = UNKNOWN;
@@ -454,7 +437,8 @@ size_t auto_bytes(const struct automaton *automaton)
 {
     size_t row_bytes =
         sizeof(automaton->states[0]) + automaton->net->class_count * sizeof(automaton->next[0]);
-    return automaton->state_cap * row_bytes + automaton->place_cap * sizeof(struct auto_place) +
+    return sizeof(*automaton->set) + automaton->state_cap * row_bytes +
+           automaton->place_cap * sizeof(struct auto_place) +
            automaton->frame_cap * sizeof(struct auto_frame) +
            (automaton->state_slot_count + automaton->frame_slot_count) * sizeof(uint32_t);
 }

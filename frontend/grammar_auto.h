@@ -25,7 +25,6 @@ struct auto_place {
 struct auto_state {
     uint32_t first_place;
     uint32_t place_count;
-    uint32_t distance_syms; /* to the nearest end */
     bool accepts;
 };
 
@@ -33,7 +32,6 @@ struct auto_frame {
     uint32_t node;   /* to go on at */
     uint32_t parent; /* frame */
     uint32_t depth;
-    uint32_t distance_syms; /* from node on, through all parents */
 };
 
 struct auto_set;

@@ -31,8 +31,7 @@ uint32_t net_node(struct net *net)
         net->node_cap = net->node_cap == 0 ? 256 : net->node_cap * 2;
         net->nodes = mem_realloc(net->nodes, net->node_cap, sizeof(net->nodes[0]));
     }
-    net->nodes[net->node_count] =
-        (struct net_node){.first_edge = NO_EDGE, .height = NET_NEVER, .distance_syms = NET_NEVER};
+    net->nodes[net->node_count] = (struct net_node){.first_edge = NO_EDGE, .height = NET_NEVER};
     return net->node_count++;
 }
 
@@ -111,32 +110,27 @@ uint32_t net_body(struct net *net, uint32_t from, const struct body *body)
 
 /* ---- sealing ---- */
 
-static uint32_t add_up(uint32_t a, uint32_t b)
+uint32_t net_share(struct net *net, uint32_t from, uint32_t symbol)
 {
-    uint64_t sum = (uint64_t)a + b;
-    return a == NET_NEVER || b == NET_NEVER || sum >= NET_NEVER ? NET_NEVER : (uint32_t)sum;
+    for (uint32_t e = from < net->node_count ? net->nodes[from].first_edge : NO_EDGE; e != NO_EDGE;
+         e = net->edges[e].next) {
+        const struct net_edge *edge = &net->edges[e];
+        if (edge->kind == NET_EDGE_SYMBOLS && edge->lo == symbol && edge->hi == symbol) {
+            return edge->to;
+        }
+    }
+    return net_symbol(net, from, symbol);
 }
 
 static uint32_t edge_height(const struct net *net, const struct net_edge *edge)
 {
     uint32_t height = net->nodes[edge->to].height;
     if (edge->kind == NET_EDGE_CALL) {
-        uint32_t callee = add_up(net->nodes[edge->argument].height, 1);
+        uint32_t called = net->nodes[edge->argument].height;
+        uint32_t callee = called == NET_NEVER ? NET_NEVER : called + 1;
         height = callee > height ? callee : height;
     }
     return height;
-}
-
-static uint32_t edge_distance(const struct net *net, const struct net_edge *edge)
-{
-    uint32_t distance = net->nodes[edge->to].distance_syms;
-    switch ((enum net_edge_kind)edge->kind) {
-    case NET_EDGE_NOTHING: break;
-    case NET_EDGE_SYMBOLS: return add_up(distance, 1);
-    case NET_EDGE_CALL: return add_up(distance, net->nodes[edge->argument].distance_syms);
-    case NET_EDGE_BODY: return add_up(distance, net->bodies[edge->argument].min_chars);
-    }
-    return distance;
 }
 
 /* Who has an edge into a node, as lists: by target, and by callee. */
@@ -203,12 +197,11 @@ static uint32_t pop(struct reverse *reverse, uint32_t node_count)
 /* What a node's edges make of it; true where that is less than before. */
 static bool improve(struct net *net, uint32_t node, const struct net_edge *edge)
 {
-    struct net_node *at = &net->nodes[node];
     uint32_t height = edge_height(net, edge);
-    uint32_t distance = edge_distance(net, edge);
-    bool is_better = height < at->height || distance < at->distance_syms;
-    at->height = height < at->height ? height : at->height;
-    at->distance_syms = distance < at->distance_syms ? distance : at->distance_syms;
+    bool is_better = height < net->nodes[node].height;
+    if (is_better) {
+        net->nodes[node].height = height;
+    }
     return is_better;
 }
 
@@ -219,7 +212,6 @@ static void measure(struct net *net)
     for (uint32_t node = 0; node < net->node_count; node++) {
         if (net->nodes[node].is_end) {
             net->nodes[node].height = 0;
-            net->nodes[node].distance_syms = 0;
             push(&reverse, node, net->node_count);
         }
     }

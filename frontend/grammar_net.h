@@ -19,7 +19,7 @@
 
 #define NET_MAX_NODES  120000U
 #define NET_MAX_EDGES  400000U
-#define NET_NEVER      UINT32_MAX /* height and distance of what cannot end */
+#define NET_NEVER      UINT32_MAX /* height of what cannot end */
 #define NET_MARKER     256U       /* first symbol that is no byte */
 #define NET_MARKERS    8U
 #define NET_SYMBOLS    (NET_MARKER + NET_MARKERS)
@@ -43,8 +43,7 @@ struct net_edge {
 
 struct net_node {
     uint32_t first_edge;
-    uint32_t height;        /* nested calls needed to reach the end from here */
-    uint32_t distance_syms; /* symbols needed at least */
+    uint32_t height; /* nested calls needed to reach the end from here */
     bool is_end;
 };
 
@@ -77,9 +76,11 @@ void net_call(struct net *net, uint32_t from, uint32_t callee, uint32_t to);
 /* Appends to `from`; each returns the node behind. */
 uint32_t net_text(struct net *net, uint32_t from, const char *text, size_t byte_count);
 uint32_t net_symbol(struct net *net, uint32_t from, uint32_t symbol);
+/* Behind symbol, on the path of texts written before where there is one. */
+uint32_t net_share(struct net *net, uint32_t from, uint32_t symbol);
 uint32_t net_body(struct net *net, uint32_t from, const struct body *body);
 
-/* Heights, distances, classes; edges into what can never end go.  start: the whole grammar's.
+/* Heights, classes; edges into what can never end go.  start: the whole grammar's.
  * Errors: ERR_LIMIT (full), ERR_ARGUMENT (nothing matches). */
 ERR_NODISCARD enum err_code net_seal(struct net *net, uint32_t start, struct err *err);
 

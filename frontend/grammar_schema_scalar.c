@@ -186,23 +186,10 @@ uint32_t schema_type_of(const struct json_t *value)
     return 0;
 }
 
-/* Behind symbol, on the path that literals written before share. */
-static uint32_t share_symbol(struct net *net, uint32_t from, uint32_t symbol)
-{
-    for (uint32_t e = from < net->node_count ? net->nodes[from].first_edge : UINT32_MAX;
-         e != UINT32_MAX; e = net->edges[e].next) {
-        const struct net_edge *edge = &net->edges[e];
-        if (edge->kind == NET_EDGE_SYMBOLS && edge->lo == symbol && edge->hi == symbol) {
-            return edge->to;
-        }
-    }
-    return net_symbol(net, from, symbol);
-}
-
 static uint32_t share_text(struct net *net, uint32_t from, const char *text, size_t byte_count)
 {
     for (size_t i = 0; i < byte_count; i++) {
-        from = share_symbol(net, from, (unsigned char)text[i]);
+        from = net_share(net, from, (unsigned char)text[i]);
     }
     return from;
 }
@@ -212,9 +199,9 @@ static uint32_t put_literal_text(struct schema *schema, uint32_t from, const str
     size_t byte_count;
     const char *text = json_text(value, &byte_count);
     if (schema->style == SCHEMA_STYLE_CALL) {
-        from = share_symbol(schema->net, from, GRAMMAR_QUOTE);
+        from = net_share(schema->net, from, GRAMMAR_QUOTE);
         from = share_text(schema->net, from, text, byte_count);
-        return share_symbol(schema->net, from, GRAMMAR_QUOTE);
+        return net_share(schema->net, from, GRAMMAR_QUOTE);
     }
     struct buf quoted;
     buf_init(&quoted);
@@ -226,12 +213,12 @@ static uint32_t put_literal_text(struct schema *schema, uint32_t from, const str
 
 static uint32_t put_literal_items(struct schema *schema, uint32_t from, const struct json_t *value)
 {
-    from = share_symbol(schema->net, from, '[');
+    from = net_share(schema->net, from, '[');
     for (size_t i = 0; i < json_count(value); i++) {
-        from = i > 0 ? share_symbol(schema->net, from, ',') : from;
+        from = i > 0 ? net_share(schema->net, from, ',') : from;
         from = schema_put_literal(schema, from, json_element(value, i));
     }
-    return share_symbol(schema->net, from, ']');
+    return net_share(schema->net, from, ']');
 }
 
 static uint32_t put_literal_members(struct schema *schema, uint32_t from,
@@ -239,15 +226,15 @@ static uint32_t put_literal_members(struct schema *schema, uint32_t from,
 {
     struct json_iter iter;
     bool is_first = true;
-    from = share_symbol(schema->net, from, '{');
+    from = net_share(schema->net, from, '{');
     json_iter_start(&iter, value);
     while (json_iter_next(&iter)) {
-        from = is_first ? from : share_symbol(schema->net, from, ',');
+        from = is_first ? from : net_share(schema->net, from, ',');
         from = schema_put_name(schema, from, iter.key);
         from = schema_put_literal(schema, from, iter.value);
         is_first = false;
     }
-    return share_symbol(schema->net, from, '}');
+    return net_share(schema->net, from, '}');
 }
 
 uint32_t schema_put_literal(struct schema *schema, uint32_t from, const struct json_t *value)
