@@ -69,8 +69,10 @@ static enum grammar_answer take(struct place *place, const uint32_t *output, uin
     if (place->at.generation == 0) {
         place->at = grammar_begin(place->grammar);
     }
-    enum grammar_answer answer = grammar_take(
-        place->grammar, &place->at, output + place->taken_count, count - place->taken_count);
+    uint32_t more = count - place->taken_count;
+    const uint32_t *from =
+        more > 0 ? output + place->taken_count : NULL; /* output null: none yet */
+    enum grammar_answer answer = grammar_take(place->grammar, &place->at, from, more);
     place->taken_count = count;
     return answer;
 }
