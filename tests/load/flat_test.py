@@ -115,6 +115,14 @@ async def one(session, url, rng, number, seconds):
         seconds.append(answer.stamps[-1] - answer.sent)
 
 
+async def fill_steps(session, url, rng):
+    """Prompts all at once: steps as large as they may be, whose memory counts once it was written."""
+    answers = (Answer(load.random_ids(rng, 500), 2, is_stream=False, logprobs=3, temperature=1.0)
+               for _ in range(WIDTH))
+    for answer in await asyncio.gather(*(answer.run(session, url) for answer in answers)):
+        answer.expect_whole()
+
+
 async def many(url, pids, rng, requests):
     """Per tenth of the requests: memory of each process behind it, and the median latency."""
     memory = {name: [] for name in pids}
@@ -122,6 +130,7 @@ async def many(url, pids, rng, requests):
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=load.STUCK_S),
                                      connector=connector) as session:
+        await fill_steps(session, url, rng)
         for tenth in range(TENTHS):
             seconds = []
             numbers = iter(range(requests // TENTHS))
